@@ -1,0 +1,85 @@
+"""Who may use a device, across all processes of a machine.
+
+`exclusive` is held by a timing: nobody else runs on the device meanwhile. `shared` is held by work
+whose time does not matter but which would disturb a timing: correctness runs on a GPU, builds and
+compile checks on the CPU that is itself being measured. Both are `flock`s, so a killed holder frees
+them.
+
+Not covered: programs that do not ask (another user's job). The A/A control of a verdict is what
+notices those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+
+
+class DeviceLease:
+    """A readers-writer lock on one device, fair to the writer.
+
+    Everyone passes the turnstile; a writer keeps it while it waits, so that readers which come
+    later queue behind it instead of starving it.
+    """
+
+    def __init__(self, device_id: str, log: str | None = None, folder: str | None = None) -> None:
+        """`log`: a file that gets a line per exclusive hold: start, seconds held and waited."""
+        root = folder or os.path.join(tempfile.gettempdir(), f"ops6k-lease-{os.getuid()}")
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        name = "".join(c if c.isalnum() or c in "-." else "_" for c in device_id)
+        self._turnstile = os.path.join(root, f"{name}.turnstile")
+        self._room = os.path.join(root, f"{name}.room")
+        self._log = log
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        asked = time.time()
+        with _locked(self._turnstile, fcntl.LOCK_EX), _locked(self._room, fcntl.LOCK_EX):
+            started = time.time()
+            try:
+                yield
+            finally:
+                self._write(started, time.time() - started, started - asked)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        with _locked(self._turnstile, fcntl.LOCK_SH):
+            room = os.open(self._room, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(room, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            os.close(room)
+
+    def _write(self, started: float, held_s: float, waited_s: float) -> None:
+        if self._log is not None:
+            line = f"{started:.6f}\t{held_s:.6f}\t{waited_s:.6f}\n".encode()
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(log, line)  # one write of a short line: appends do not interleave
+            finally:
+                os.close(log)
+
+
+@contextlib.contextmanager
+def _locked(path: str, mode: int) -> Iterator[None]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, mode)
+        yield
+    finally:
+        os.close(handle)
+
+
+def held_seconds(log: str, since: float = 0.0) -> float:
+    """Seconds of exclusive lease recorded in `log` since a moment (seconds since the epoch)."""
+    try:
+        with open(log) as file:
+            rows = [line.split("\t") for line in file]
+    except FileNotFoundError:
+        return 0.0
+    return sum(float(row[1]) for row in rows if len(row) == 3 and float(row[0]) >= since)

@@ -1,0 +1,211 @@
+"""Running foreign code: a `Zygote` forks confined workers, a `Worker` answers calls in JSON.
+
+Nothing a worker says is trusted further than its caller trusts it: replies are JSON of bounded
+size, never pickles, and bulk data travels through files the caller names and sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runtime.zygote import MAX_MESSAGE_BYTES
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a child may see of our environment: where programs and libraries are, nothing secret.
+ALLOWED_ENVIRONMENT = (
+    "PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
+    "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
+)  # fmt: skip
+PRELOAD = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.flop_counter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a worker may use."""
+
+    memory_gib: float = 8.0
+    """Resident memory; a worker above it is killed."""
+    address_space_gib: float | None = None
+    """Virtual memory. None on a GPU machine: the driver reserves terabytes of addresses."""
+    file_gib: float = 16.0
+    """Largest file it may write."""
+    processes: int = 4096
+    """Processes and threads of the unprivileged user."""
+
+
+class WorkerError(Exception):
+    """A worker did not answer as asked. `kind` is one word for a verdict's status."""
+
+    kind = "crash"
+
+
+class WorkerTimeout(WorkerError):
+    kind = "timeout"
+
+
+class WorkerOutOfMemory(WorkerError):
+    kind = "out_of_memory"
+
+
+class WorkerCrash(WorkerError):
+    kind = "crash"
+
+
+class RemoteError(WorkerError):
+    """The call raised in the worker, which lives on."""
+
+    kind = "runtime_error"
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.type = str(description.get("type"))
+        self.message = str(description.get("message"))
+        self.trace = str(description.get("trace"))
+        if (
+            self.type in ("OutOfMemoryError", "MemoryError")
+            or "can't allocate memory" in self.message
+        ):
+            self.kind = "out_of_memory"
+        super().__init__(f"{self.type}: {self.message}")
+
+
+class Zygote:
+    """A warm forkserver of our own; start-up takes seconds, a worker milliseconds."""
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        kept = {k: os.environ[k] for k in ALLOWED_ENVIRONMENT if k in os.environ}
+        kept |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HOME": "/tmp", **(environment or {})}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "runtime.zygote", str(theirs.fileno()), *PRELOAD],
+            pass_fds=[theirs.fileno()],
+            env=kept,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._control = ours
+        self._reader = ours.makefile("rb")
+        if not self._reader.readline():
+            raise WorkerCrash(
+                f"the warm parent did not start (exit code {self._process.wait()}); "
+                "its own message is on stderr"
+            )
+
+    def spawn(self, entry: str, config: dict[str, Any], limits: Limits, role: str) -> Worker:
+        """Fork a worker that runs `entry` ("module:function"), which returns its handlers.
+
+        `role` is "reference" (keeps our user, may write our caches) or "solution" (loses both).
+        What the worker prints goes to the file `config["log"]`, or nowhere without one.
+        """
+        ours, theirs = socket.socketpair()
+        request = {"entry": entry, "config": config, "limits": asdict(limits), "role": role}
+        socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+        theirs.close()
+        reply = json.loads(self._reader.readline() or b"null")
+        if reply is None:
+            raise WorkerCrash("the warm parent died")
+        return Worker(self, reply["pid"], ours, limits)
+
+    def exit_code(self, pid: int) -> int | None:
+        self._control.sendall(json.dumps({"status": pid}).encode())
+        return json.loads(self._reader.readline() or b'{"status": null}')["status"]
+
+    def close(self) -> None:
+        """End the warm parent and every worker it forked."""
+        self._control.close()
+        self._reader.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._process.kill()
+        self._process.wait()
+
+
+class Worker:
+    """One confined child process."""
+
+    def __init__(self, zygote: Zygote, pid: int, channel: socket.socket, limits: Limits) -> None:
+        self.pid = pid
+        self._zygote = zygote
+        self._channel = channel
+        self._limits = limits
+        self._buffer = b""
+        self._closed = False
+
+    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+        """Call a handler. Raises a WorkerError; after any but RemoteError the worker is gone."""
+        self.send(method, **params)
+        return self.receive(timeout_s)
+
+    def send(self, method: str, **params: Any) -> None:
+        message = json.dumps({"method": method, "params": params}).encode() + b"\n"
+        try:
+            self._channel.sendall(message)
+        except OSError:
+            raise self._died() from None
+
+    def receive(self, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            if not select.select([self._channel], [], [], 0.05)[0]:
+                self._check(deadline, timeout_s)
+                continue
+            try:
+                data = self._channel.recv(1 << 20)
+            except OSError:
+                data = b""
+            if not data:
+                raise self._died()
+            self._buffer += data
+            if len(self._buffer) > MAX_MESSAGE_BYTES:
+                self.close()
+                raise WorkerCrash(f"a reply of over {MAX_MESSAGE_BYTES} bytes")
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        try:
+            reply = json.loads(line)
+            if "error" in reply:
+                raise RemoteError(reply["error"])
+            return reply["result"]
+        except (ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise WorkerCrash(f"a reply that is not ours: {line[:200]!r}") from error
+
+    def _check(self, deadline: float, timeout_s: float) -> None:
+        if time.monotonic() > deadline:
+            self.close()
+            raise WorkerTimeout(f"no answer within {timeout_s:g} s")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            resident = psutil.Process(self.pid).memory_info().rss
+            if resident > self._limits.memory_gib * 2**30:
+                self.close()
+                raise WorkerOutOfMemory(
+                    f"{resident / 2**30:.1f} GiB resident, limit {self._limits.memory_gib:g} GiB"
+                )
+
+    def _died(self) -> WorkerError:
+        code = self._zygote.exit_code(self.pid)
+        self.close()
+        if code is not None and code < 0:
+            return WorkerCrash(f"killed by {signal.Signals(-code).name}")
+        return WorkerCrash(f"exited with code {code}")
+
+    def close(self) -> None:
+        """Kill the worker and whatever it started in its process group."""
+        if not self._closed:
+            self._closed = True
+            self._channel.close()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
