@@ -1,0 +1,92 @@
+"""Builds are cached by content, safe side by side, and refuse what is not a plain source."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from schemas.records import Solution, Target
+from tests import samples
+from verification.build import Build, BuildError, build
+from verification.toolchain import ToolchainError, toolchain
+
+
+def _build(solution: Solution, cache: Path) -> Build:
+    cache.mkdir(exist_ok=True)
+    return build(solution, Target.CPU, toolchain(Target.CPU), cache)
+
+
+def test_a_second_build_of_the_same_text_is_a_look_up(tmp_path: Path) -> None:
+    first = _build(samples.solution(), tmp_path)
+    again = _build(samples.solution(), tmp_path)
+    assert not first.cached
+    assert again.cached
+    assert first.binary_hash == again.binary_hash
+    changed = _build(samples.solution(kernel=samples.KERNEL.replace("0.5f", "0.25f")), tmp_path)
+    assert not changed.cached
+    assert changed.binary_hash != first.binary_hash
+
+
+def test_python_text_is_not_part_of_the_build(tmp_path: Path) -> None:
+    _build(samples.solution(), tmp_path)
+    assert _build(samples.solution(samples.MODEL_NEW + "# other\n"), tmp_path).cached
+
+
+def test_several_files_link_together(tmp_path: Path) -> None:
+    solution = Solution.of(
+        {
+            "model_new.py": "",
+            "kernels/a.cpp": '#include "h.h"\nextern "C" int a() { return b(); }',
+            "kernels/b.cpp": '#include "h.h"\nint b() { return 0; }',
+            "kernels/h.h": "int b();",
+        }
+    )
+    assert _build(solution, tmp_path).library.exists()
+
+
+def test_the_compilers_words_come_back(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="expected"):
+        _build(samples.solution(kernel="int f( {"), tmp_path)
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize(
+    "path", ["kernels/../../evil.cpp", "kernels/a b.cpp", "kernels/$x.cpp", "kernels/x\ny.cpp"]
+)
+def test_paths_stay_inside(tmp_path: Path, path: str) -> None:
+    with pytest.raises(BuildError, match="plain path"):
+        _build(Solution.of({"model_new.py": "", path: "int x;"}), tmp_path)
+
+
+def test_no_kernels_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="kernels"):
+        _build(Solution.of({"model_new.py": "x = 1"}), tmp_path)
+
+
+def test_two_builders_of_one_solution(tmp_path: Path) -> None:
+    results: list[Build] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(_build(samples.solution(), tmp_path)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({made.binary_hash for made in results}) == 1
+    assert len(results) == 4
+
+
+def test_no_compiler_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    toolchain.cache_clear()
+    try:
+        with pytest.raises(ToolchainError, match=r"install g\+\+"):
+            toolchain(Target.CPU)
+        with pytest.raises(ToolchainError, match="nvcc"):
+            toolchain(Target.CUDA)
+    finally:
+        toolchain.cache_clear()

@@ -1,0 +1,127 @@
+"""The error budget, on numbers small enough to check by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from verification.correctness import Expected, compare, figures
+
+EPS32, EPS16 = 2.0**-23, 2.0**-7
+
+
+def expected(values: list[float], dtype: torch.dtype = torch.float32, off: float = 0.0) -> Expected:
+    exact = torch.tensor(values, dtype=torch.float64)
+    return Expected(eager=(exact + off).to(dtype), exact=exact)
+
+
+def test_figures_by_hand() -> None:
+    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)  # rms = sqrt(12.5)
+    value = torch.tensor([3.0, 4.5], dtype=torch.float64)
+    largest, rms = figures(value, exact, torch.tensor([True, True]))
+    assert largest == pytest.approx(0.5 / (math.sqrt(12.5) + 4.0))
+    assert rms == pytest.approx(0.5 / (math.sqrt(12.5) + 4.0) / math.sqrt(2))
+
+
+def test_equal_values_pass_with_error_zero() -> None:
+    found = compare(torch.tensor([1.0, -2.0]), expected([1.0, -2.0]))
+    assert found.passed
+    assert found.error == 0.0
+    assert found.budget == pytest.approx(16 * EPS32)
+
+
+def test_where_eager_is_exact_a_few_ulps_are_allowed_and_no_more() -> None:
+    wanted = expected([1.0] * 64)
+    within = torch.ones(64)
+    within[0] += 24 * EPS32  # divided by scale 1 + value 1
+    beyond = torch.ones(64)
+    beyond[0] += 40 * EPS32
+    assert compare(within, wanted).passed
+    assert not compare(beyond, wanted).passed
+
+
+def test_eagers_own_error_is_the_yardstick() -> None:
+    wanted = expected([1.0, 1.0], off=1e-3)  # eager is 1e-3 off everywhere
+    assert compare(torch.tensor([1.0 + 3.9e-3, 1.0]), wanted).passed
+    assert not compare(torch.tensor([1.0 + 8.1e-3, 1.0 + 8.1e-3]), wanted).passed
+
+
+def test_one_wrong_element_in_a_million_is_seen() -> None:
+    exact = torch.randn(1_000_000, dtype=torch.float64)
+    wanted = Expected(eager=exact.float(), exact=exact)
+    value = exact.float()
+    value[123_456] += 1e-3
+    assert not compare(value, wanted).passed
+
+
+def test_a_loss_of_precision_everywhere_is_seen_though_no_element_stands_out() -> None:
+    exact = torch.randn(10_000, dtype=torch.float64)
+    eager = exact.float()
+    eager[0] += 1.0  # one bad element of eager's must not buy slack for all the others
+    wanted = Expected(eager=eager, exact=exact)
+    value = (exact * (1 + 0.1 * torch.rand(10_000, dtype=torch.float64))).float()
+    found = compare(value, wanted)
+    assert not found.passed
+    assert "rms" in found.detail
+
+
+def test_a_silent_downcast_fails() -> None:
+    exact = torch.randn(4096, dtype=torch.float64)
+    wanted = Expected(eager=exact.float(), exact=exact)
+    assert not compare(exact.to(torch.bfloat16).float(), wanted).passed
+    assert not compare(exact.to(torch.float16).float(), wanted).passed
+
+
+def test_bf16_rounding_is_no_error_in_bf16() -> None:
+    exact = torch.randn(4096, dtype=torch.float64)
+    wanted = Expected(eager=exact.to(torch.bfloat16), exact=exact)
+    assert compare(exact.float().to(torch.bfloat16), wanted).passed
+    worse = (exact + 8 * EPS16).to(torch.bfloat16)
+    assert not compare(worse, wanted).passed
+
+
+@pytest.mark.parametrize(
+    ("value", "passed"),
+    [
+        ([math.inf, 1.0, math.nan], True),
+        ([-math.inf, 1.0, math.nan], False),
+        ([1e30, 1.0, math.nan], False),
+        ([math.inf, 1.0, 0.0], False),
+        ([math.inf, math.nan, math.nan], False),
+        ([math.inf, math.inf, math.nan], False),
+    ],
+)
+def test_specials_must_stand_where_the_reference_has_them(value: list[float], passed: bool) -> None:
+    wanted = expected([math.inf, 1.0, math.nan])
+    assert compare(torch.tensor(value), wanted).passed is passed
+
+
+def test_an_overflow_that_fp64_does_not_have_is_not_compared() -> None:
+    exact = torch.tensor([1e300, 1.0], dtype=torch.float64)
+    wanted = Expected(eager=torch.tensor([math.inf, 1.0]), exact=exact)
+    assert compare(torch.tensor([3.0, 1.0]), wanted).passed
+
+
+def test_integers_are_equal_or_wrong() -> None:
+    exact = torch.tensor([1, 2, 3])
+    wanted = Expected(eager=exact, exact=exact)
+    assert compare(torch.tensor([1, 2, 3]), wanted).passed
+    found = compare(torch.tensor([1, 2, 4]), wanted)
+    assert not found.passed
+    assert "1 of 3" in found.detail
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(2, 1), torch.ones(2, dtype=torch.float64), torch.ones(3)]
+)
+def test_shape_and_dtype_count(value: torch.Tensor) -> None:
+    assert not compare(value, expected([1.0, 1.0])).passed
+
+
+def test_zeros_do_not_pass_for_small_outputs() -> None:
+    """An absolute tolerance would let them: softmax over 8192 columns is about 1e-4 everywhere."""
+    exact = torch.softmax(torch.randn(4, 8192, dtype=torch.float64), -1)
+    wanted = Expected(eager=exact.float(), exact=exact)
+    assert not compare(torch.zeros(4, 8192), wanted).passed

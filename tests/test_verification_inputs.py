@@ -1,0 +1,93 @@
+"""Inputs follow from a seed alone, and the reference is not in the text that makes them."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+from runtime.problem_code import load_module, make_model
+from tests import samples
+from verification.inputs import (
+    DISTRIBUTIONS,
+    RING_SLOTS,
+    Draw,
+    InputRing,
+    checksum,
+    draw_inputs,
+    without_model,
+)
+
+
+def _inputs_module(code: str) -> types.ModuleType:
+    module = types.ModuleType("inputs")
+    exec(without_model(code), module.__dict__)
+    return module
+
+
+def test_both_processes_make_the_same_inputs() -> None:
+    whole, stripped = load_module(samples.CODE, "one"), _inputs_module(samples.CODE)
+    for name in DISTRIBUTIONS:
+        draw = Draw(seed=5, distribution=name, state_seed=0)
+        one, two = draw_inputs(whole, "cpu", draw), draw_inputs(stripped, "cpu", draw)
+        assert torch.equal(one[0], two[0])
+        assert checksum(one) == checksum(two)
+
+
+def test_the_reference_is_gone_from_the_inputs_text() -> None:
+    text = without_model(samples.CODE)
+    assert "forward" not in text
+    assert "gelu" not in text.split('"""')[-1]
+    assert _inputs_module(samples.CODE).Model is None
+
+
+def test_seeds_and_distributions_differ() -> None:
+    module = load_module(samples.CODE, "one")
+    seen = {
+        checksum(draw_inputs(module, "cpu", Draw(seed=s, distribution=d, state_seed=0)))
+        for s in (1, 2)
+        for d in DISTRIBUTIONS
+    }
+    assert len(seen) == 2 * len(DISTRIBUTIONS)
+
+
+def test_distributions_keep_signs_and_the_unit_interval() -> None:
+    unit, signed = torch.rand(100, 7), torch.randn(100, 7)
+    for change in DISTRIBUTIONS.values():
+        assert bool(((change(unit) >= 0) & (change(unit) <= 1)).all())
+        assert int((change(signed) > 0).sum()) == int((signed > 0).sum())
+
+
+def test_checksum_sees_one_bit_and_the_order() -> None:
+    x = torch.randn(1000)
+    y = x.clone()
+    y.view(torch.int32)[500] ^= 1
+    z = x.flip(0)
+    assert len({checksum([x]), checksum([y]), checksum([z])}) == 3
+    assert checksum([x.to(torch.bfloat16)[:3]]) != checksum([x.to(torch.bfloat16)[1:4]])
+    assert checksum([torch.empty(0)]) == checksum([torch.empty(0)])
+
+
+def test_the_ring_replays_and_never_repeats() -> None:
+    module = load_module(samples.CODE, "one")
+    ring, replay = InputRing(module, "cpu", 9), InputRing(module, "cpu", 9)
+    seen = []
+    for _ in range(3 * RING_SLOTS):
+        inputs = ring.advance()
+        seen.append(checksum(inputs))
+        assert checksum(replay.advance()) == seen[-1]
+    assert len(set(seen)) == len(seen)
+    addresses = {ring.advance()[0].data_ptr() for _ in range(RING_SLOTS)}
+    assert len(addresses) == RING_SLOTS
+
+
+def test_parameters_are_not_the_usual_ones_and_zeros() -> None:
+    code = samples.CODE.replace("torch.randn(features))", "torch.ones(features))")
+    model = make_model(load_module(code, "ones"), "cpu", 3)
+    again = make_model(load_module(code, "ones"), "cpu", 3)
+    other = make_model(load_module(code, "ones"), "cpu", 4)
+    weight = next(model.parameters())
+    assert float(weight.detach().min()) >= 1.0
+    assert float(weight.detach().std()) > 0.01
+    assert torch.equal(weight, next(again.parameters()))
+    assert not torch.equal(weight, next(other.parameters()))

@@ -1,0 +1,156 @@
+"""Verdicts on one problem: honest ones pass, each trick falls to the check meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dedup.signature import signature
+from schemas.records import Admission, Solution, Verdict, VerdictStatus, from_json, to_json
+from tests import samples
+from verification.admission import admit
+from verification.judge import Judge
+from verification.machine import Machine
+
+
+@pytest.fixture(scope="module")
+def admission(cpu_machine: Machine) -> Admission:
+    found = admit(samples.problem(), cpu_machine, signature, ("mul", "gelu"))
+    assert found.reason is None, found.detail
+    return found
+
+
+@pytest.fixture(scope="module")
+def judge(cpu_machine: Machine, admission: Admission) -> Iterator[Judge]:
+    with Judge(samples.problem(), admission, cpu_machine) as made:
+        yield made
+
+
+def changed(old: str, new: str) -> Solution:
+    """The honest solution with one change, in whichever file has `old`."""
+    model, kernel = samples.MODEL_NEW, samples.KERNEL
+    assert (old in model) != (old in kernel)
+    return samples.solution(model.replace(old, new), kernel.replace(old, new))
+
+
+def test_an_honest_solution_is_measured_whole(judge: Judge) -> None:
+    verdict = judge.verify(samples.solution())
+    assert verdict.status in (VerdictStatus.CORRECT, VerdictStatus.UNMEASURED), verdict.reason
+    assert all(check.passed for check in verdict.checks)
+    names = [check.name for check in verdict.checks]
+    assert names[:5] == ["draw"] * 5
+    assert "timed" in names
+    assert {c.distribution for c in verdict.checks} >= {"natural", "small", "heavy", "structured"}
+    assert verdict.solution is not None
+    assert verdict.eager is not None
+    assert verdict.aa_control is not None
+    assert verdict.isolation is not None
+    assert verdict.binary_hash
+    assert from_json(Verdict, to_json(verdict)) == verdict
+
+
+def test_a_finished_verdict_is_not_measured_again(judge: Judge, cpu_machine: Machine) -> None:
+    first = judge.verify(samples.solution())
+    count = cpu_machine.store.count("verdicts")
+    assert judge.verify(samples.solution()) == first
+    assert cpu_machine.store.count("verdicts") == count
+
+
+def test_seeds_are_new_for_every_verdict(judge: Judge) -> None:
+    one = judge.verify(changed("return out", "return out  # one"))
+    two = judge.verify(changed("return out", "return out  # two"))
+    assert {c.seed for c in one.checks}.isdisjoint({c.seed for c in two.checks})
+
+
+WRONG = {
+    "a slightly wrong constant": ("0.70710678f", "0.7071f", VerdictStatus.INCORRECT),
+    "zeros": ("out[r * cols + c] = 0.5f *", "out[r * cols + c] = 0.0f *", VerdictStatus.INCORRECT),
+    "the last row left out": ("r < rows;", "r < rows - 1;", VerdictStatus.INCORRECT),
+    "a smaller output": ("return out", "return out[:-1]", VerdictStatus.INCORRECT),
+    "another dtype": ("return out", "return out.double()", VerdictStatus.INCORRECT),
+    "a tuple": ("return out", "return (out,)", VerdictStatus.INCORRECT),
+    "a list of nothing": ("return out", "return None", VerdictStatus.RUNTIME_ERROR),
+    "an exception": ("return out", "raise ValueError('no')", VerdictStatus.RUNTIME_ERROR),
+    "other parameters": ("self.weight =", "self.scale =", VerdictStatus.RUNTIME_ERROR),
+    "inputs zeroed": ("return out", "x.zero_()\n        return out", VerdictStatus.INTEGRITY),
+    "the input returned": ("return out", "x.copy_(out)\n        return x", VerdictStatus.INTEGRITY),
+    "a wild write": ("out[r * cols + c] =", "out[(r << 40) + c] =", VerdictStatus.CRASH),
+    "text that is no C++": ("return 0;", "return 0", VerdictStatus.BUILD_ERROR),
+    "an error code": ("return 0;", "return 7;", VerdictStatus.RUNTIME_ERROR),
+    "leaving early": ("lib = cabi.load()", "import os\nos._exit(0)", VerdictStatus.CRASH),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_solutions_are_refused_for_what_is_wrong(judge: Judge, name: str) -> None:
+    old, new, status = WRONG[name]
+    verdict = judge.verify(changed(old, new))
+    assert verdict.status is status, verdict.reason
+    assert verdict.speedup_compile is None
+
+
+TRICKS = {
+    # One buffer for all calls: earlier results change.
+    "static output": ("out = torch.empty_like(x)", "out = self.out = getattr(self, 'out', "
+                      "torch.empty_like(x))", VerdictStatus.INTEGRITY),
+    # Honest five times, then never again: only outputs of timed calls show it.
+    "call counter": ("lib.scale_gelu(", "self.n = getattr(self, 'n', 0) + 1\n        "
+                     "if self.n <= 5: lib.scale_gelu(", VerdictStatus.INCORRECT),
+    # Answers remembered by address: inputs are rewritten in place between timed calls.
+    "memory by address": (
+        "out = torch.empty_like(x)",
+        "m = self.__dict__.setdefault('m', {})\n        if x.data_ptr() in m: "
+        "return m[x.data_ptr()].clone()\n        out = m[x.data_ptr()] = torch.empty_like(x)",
+        VerdictStatus.INCORRECT,
+    ),
+    # A tensor subclass that could compute when it is looked at.
+    "lazy output": ("return out", "return out.as_subclass(type('Lazy', (torch.Tensor,), {}))",
+                    VerdictStatus.RUNTIME_ERROR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_tricks_fall_to_the_check_meant_for_them(judge: Judge, name: str) -> None:
+    old, new, status = TRICKS[name]
+    verdict = judge.verify(changed(old, new))
+    assert verdict.status is status, verdict.reason
+
+
+def test_the_judge_believes_its_own_clock(judge: Judge) -> None:
+    """A solution that stops its own clock is timed by the judge's."""
+    honest = judge.verify(samples.solution())
+    slow_liar = samples.MODEL_NEW.replace(
+        "lib = cabi.load()",
+        "lib = cabi.load()\nimport time\nreal = time.perf_counter\n"
+        "time.perf_counter = lambda: real() * 1e-6",
+    ).replace("return out", "time.sleep(0.02)\n        return out")
+    verdict = judge.verify(samples.solution(slow_liar))
+    assert honest.solution is not None
+    assert verdict.solution is not None, verdict.reason
+    assert verdict.solution.median_ms > 15.0
+
+
+def test_forged_replies_do_not_help(judge: Judge) -> None:
+    """Text on every descriptor is not an answer, and ends the worker."""
+    forged = samples.MODEL_NEW.replace(
+        "return out",
+        "import os\n        for fd in range(3, 40):\n            try:\n"
+        '                os.write(fd, b\'{"result": {"structure": "tensor"}}\\n\')\n'
+        "            except OSError:\n                pass\n        return out",
+    )
+    verdict = judge.verify(samples.solution(forged))
+    assert verdict.status is not VerdictStatus.CORRECT
+
+
+def test_the_reference_is_not_in_the_solutions_process(judge: Judge) -> None:
+    peek = samples.MODEL_NEW.replace(
+        "return out",
+        "import gc, sys\n"
+        "        names = [type(o).__name__ for o in gc.get_objects()]\n"
+        "        if 'Model' in names or 'Reference' in names or 'problem' in sys.modules:\n"
+        "            raise SystemError('the reference is here')\n"
+        "        return out",
+    )
+    verdict = judge.verify(samples.solution(peek))
+    assert verdict.status in (VerdictStatus.CORRECT, VerdictStatus.UNMEASURED), verdict.reason

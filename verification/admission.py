@@ -1,0 +1,155 @@
+"""Screening a composed problem: DESIGN's admission rules, each refusal with its reason.
+
+The rules themselves run in the reference's process (`verification.screening`); this side owns
+the leases, the clock band and the roofline.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from runtime.sandbox import Worker, WorkerError
+from runtime.trace import OperatorNode, declared_operators
+from schemas.records import (
+    Admission,
+    AdmitReason,
+    Problem,
+    Target,
+    content_key,
+    from_json,
+    to_json,
+)
+from verification.judge import harness_hash, open_reference
+from verification.machine import Machine
+from verification.roofline import roofline_ms
+from verification.trial import fresh_seed
+
+EAGER_BAND_MS = {Target.CPU: (1.0, 100.0), Target.CUDA: (1.0, 100.0)}
+TIMED_CALLS = 5
+
+
+class SignatureLike(Protocol):
+    """What `dedup.signature.signature` returns."""
+
+    @property
+    def operators(self) -> tuple[str, ...]: ...
+    @property
+    def ngrams(self) -> tuple[str, ...]: ...
+    @property
+    def ngrams_attributes(self) -> tuple[str, ...]: ...
+
+
+def admit(
+    problem: Problem,
+    machine: Machine,
+    signature: Callable[[Sequence[OperatorNode]], SignatureLike],
+    declared: Sequence[str],
+) -> Admission:
+    """Screen a problem; from the store if this harness has screened it on this device before.
+
+    `signature` makes the n-grams of an operator graph; `declared` are the call names the problem
+    says it makes, in any order.
+    """
+    key = content_key(harness_hash(), problem.problem_id, sorted(declared), machine.environment)
+    found = machine.store.get("admissions", key)
+    if found is not None:
+        return from_json(Admission, found)
+    admission = _screen(problem, machine, signature, declared)
+    machine.store.put("admissions", key, to_json(admission))
+    return admission
+
+
+def _screen(
+    problem: Problem,
+    machine: Machine,
+    signature: Callable[[Sequence[OperatorNode]], SignatureLike],
+    declared: Sequence[str],
+) -> Admission:
+    worker: Worker | None = None
+    try:
+        with machine.lease.shared():
+            worker = open_reference(problem, machine)
+            # Ten steps' worth of time: the rules run the reference dozens of times and compile it.
+            found = worker.call("screen", 3 * machine.timeout_s, seed=fresh_seed())
+        if found["reason"] is not None:
+            return _refused(problem, machine, AdmitReason(found["reason"]), found["detail"])
+        nodes = [from_json(OperatorNode, node) for node in found["nodes"]]
+        made = Counter(declared_operators(nodes))
+        if made != Counter(declared):
+            detail = f"declared {sorted(declared)}, found {sorted(made.elements())}"
+            return _refused(problem, machine, AdmitReason.DECLARED_OPS, detail)
+        with machine.lease.exclusive():
+            worker.call("start_timing", machine.timeout_s, ring_seed=fresh_seed())
+            times = {
+                side: statistics.median(
+                    worker.call("time", machine.timeout_s, side=side, calls=TIMED_CALLS)
+                )
+                for side in ("eager", "compile")
+            }
+    except WorkerError as error:
+        return _refused(problem, machine, _reason(error), str(error))
+    finally:
+        if worker is not None:
+            worker.close()
+    return _timed(problem, machine, found, times, signature(nodes))
+
+
+def _timed(
+    problem: Problem,
+    machine: Machine,
+    found: dict[str, Any],
+    times: dict[str, float],
+    described: SignatureLike,
+) -> Admission:
+    low, high = EAGER_BAND_MS[machine.target]
+    if not low <= times["eager"] <= high:
+        reason = AdmitReason.TOO_FAST if times["eager"] < low else AdmitReason.TOO_SLOW
+        detail = f"eager takes {times['eager']:.3f} ms, expected {low:g} to {high:g} ms"
+        return _refused(problem, machine, reason, detail)
+    floor = roofline_ms(found["min_bytes"], found["flops"], problem.precision, machine.rates)
+    return Admission(
+        problem_id=problem.problem_id,
+        reason=None,
+        detail="",
+        operators=described.operators,
+        ngrams=described.ngrams,
+        ngrams_attributes=described.ngrams_attributes,
+        eager_ms=times["eager"],
+        compile_ms=times["compile"],
+        roofline_ms=floor,
+        headroom=times["compile"] / floor,
+        min_bytes=found["min_bytes"],
+        flops=found["flops"],
+        environment=machine.environment,
+    )
+
+
+def _reason(error: WorkerError) -> AdmitReason:
+    by_kind = {
+        "timeout": AdmitReason.TIMEOUT,
+        "crash": AdmitReason.CRASH,
+        "out_of_memory": AdmitReason.OUT_OF_MEMORY,
+        "runtime_error": AdmitReason.EAGER_ERROR,
+    }
+    return by_kind[error.kind]
+
+
+def _refused(problem: Problem, machine: Machine, reason: AdmitReason, detail: str) -> Admission:
+    return Admission(
+        problem_id=problem.problem_id,
+        reason=reason,
+        detail=detail[:2000],
+        operators=(),
+        ngrams=(),
+        ngrams_attributes=(),
+        eager_ms=None,
+        compile_ms=None,
+        roofline_ms=None,
+        headroom=None,
+        min_bytes=None,
+        flops=None,
+        environment=machine.environment,
+    )

@@ -1,0 +1,57 @@
+"""Timing one call inside a worker: the same code for baselines and for solutions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+FLUSH_BYTES = 256 << 20
+"""Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB)."""
+
+
+WARM_UP_CALLS, WARM_UP_S = 10, 0.2
+"""Calls before timing: ten, or as many as fit, but at least three."""
+
+
+def warm_up(call: Callable[[], Any]) -> int:
+    """Run `call` until caches, clocks and allocator are warm; says how often."""
+    started, count = time.perf_counter(), 0
+    while count < 3 or (count < WARM_UP_CALLS and time.perf_counter() - started < WARM_UP_S):
+        call()
+        count += 1
+    return count
+
+
+class Clock:
+    """CUDA events on a GPU, `perf_counter` on a CPU; caches are cold before each call."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device.startswith("cuda")
+        self.name = "cuda_event" if self.cuda else "perf_counter"
+        if self.cuda:
+            self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+    def prepare(self) -> None:
+        """Cold caches and an idle device. Called before the judge starts its own clock."""
+        if self.cuda:
+            self._flush.fill_(0)
+            torch.cuda.synchronize()
+
+    def time(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """(milliseconds, result) of one call; on return the whole device is idle.
+
+        Work on another stream escapes the events, not the judge's own clock around this call.
+        """
+        if not self.cuda:
+            start = time.perf_counter()
+            result = call()
+            return (time.perf_counter() - start) * 1e3, result
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        result = call()
+        last.record()
+        torch.cuda.synchronize()
+        return first.elapsed_time(last), result

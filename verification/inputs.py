@@ -1,0 +1,124 @@
+"""Inputs from a seed, the same bits in the reference's and in the solution's process.
+
+The solution's process never sees the reference: `without_model` removes it from the text that
+makes the inputs. Distributions are maps that keep the domain of what they change (signs,
+positive numbers, the unit interval), so that they suit any operator:
+
+    natural     as `get_inputs()` draws them
+    small       x / 64
+    heavy       x * |x|: a heavier tail
+    structured  sorted along the last dimension: neighbours are alike, extremes sit together
+
+Not covered: values a domain would allow but `get_inputs()` never comes near, such as infinities.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.problem_code import make_inputs
+
+DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "natural": lambda x: x,
+    "small": lambda x: x / 64,
+    "heavy": lambda x: x * x.abs(),
+    "structured": lambda x: x.sort(dim=-1).values if x.dim() else x,
+}
+DRAWS = ("natural", "natural", "small", "heavy", "structured")
+"""The five draws of a verdict."""
+
+RING_SLOTS = 4
+BLOCK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One set of inputs (`seed`, `distribution`) for a model with parameters from `state_seed`."""
+
+    seed: int
+    distribution: str
+    state_seed: int
+
+
+def without_model(code: str) -> str:
+    """The problem's text without its classes: what is left makes the inputs."""
+    tree = ast.parse(code)
+    tree.body = [node for node in tree.body if not isinstance(node, ast.ClassDef)]
+    return ast.unparse(tree) + "\nModel = None\n"
+
+
+def draw_inputs(module: types.ModuleType, device: str, draw: Draw) -> list[Any]:
+    """The inputs of a draw on `device`; integer tensors stay as `get_inputs()` makes them."""
+    change = DISTRIBUTIONS[draw.distribution]
+    return [
+        change(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in make_inputs(module, device, draw.seed)
+    ]
+
+
+def checksum(values: list[Any]) -> str:
+    """A hash of tensor contents, computed on their device: any changed bit changes it.
+
+    A weighted sum of the raw words modulo 2**64, so the order of words counts too.
+    """
+    total = 0
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            total = (total * 1_000_003 + position + _word_sum(value)) % 2**64
+    return f"{total:016x}"
+
+
+def _word_sum(value: torch.Tensor) -> int:
+    flat = value.detach().contiguous().flatten()
+    if flat.storage_offset() * flat.element_size() % 8:
+        flat = flat.clone()  # words can only be read from an aligned start
+    flat = flat.view(torch.uint8)
+    whole = flat[: flat.numel() // 8 * 8].view(torch.int64)
+    rest = flat[whole.numel() * 8 :].to(torch.int64)
+    total = 0
+    for words in (*whole.split(1 << 24), rest):
+        weights = torch.arange(words.numel(), device=words.device) * 2 + 1
+        total = (total * 31 + int((words * weights).sum())) % 2**64
+    return total
+
+
+class InputRing:
+    """Input sets for timed calls: distinct buffers, new values before every call.
+
+    Four sets keep a call from finding its inputs in a cache. `advance` rewrites one block of
+    each floating tensor of the next set in place, so that an answer remembered by address is
+    wrong, and the whole sequence follows from the seed: the reference replays it to check any
+    timed call.
+    """
+
+    def __init__(self, module: types.ModuleType, device: str, seed: int) -> None:
+        self._sets = [make_inputs(module, device, seed + slot) for slot in range(RING_SLOTS)]
+        self._generator = torch.Generator().manual_seed(seed)
+        self._count = 0
+
+    def advance(self) -> list[Any]:
+        """The inputs of the next timed call."""
+        inputs = self._sets[self._count % RING_SLOTS]
+        self._count += 1
+        for value in inputs:
+            if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+                continue
+            if value.is_floating_point() and value.numel() > 0:
+                self._rewrite_block(value)
+        return inputs
+
+    def _rewrite_block(self, value: torch.Tensor) -> None:
+        flat = value.view(-1)
+        size = min(BLOCK, flat.numel())
+        start, turn = (
+            int(torch.randint(0, bound, (), generator=self._generator))
+            for bound in (flat.numel() - size + 1, size)
+        )
+        block = flat[start : start + size]
+        block.copy_(block.roll(turn) * 0.875)  # exact in every dtype's range, keeps sign and domain

@@ -1,0 +1,165 @@
+"""One device and everything needed to measure on it: leases, warm parent, caches, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runtime.lease import DeviceLease
+from runtime.sandbox import Limits, Worker, Zygote
+from runtime.store import Store
+from schemas.records import Environment, Isolation, Target, content_key, from_json
+from verification.toolchain import Toolchain, toolchain
+
+SHM = Path("/dev/shm")
+SHM_BYTES_NEEDED = 4 << 30
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""glibc keeps freed blocks up to its largest threshold (32 MiB) instead of handing them back to the
+system, for every side alike. By default a CPU baseline pays for fresh pages on every call: 4.5 ms
+instead of 0.9 ms for two pointwise operators over 16 MiB, which a solution could not lose to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings:
+    """What a run says about its machine."""
+
+    target: Target
+    device: str
+    """"cpu" or "cuda:0"."""
+    store: str
+    """Where finished work is kept."""
+    cache: str
+    """A local folder for built libraries and compiled baselines."""
+    memory_limit_gib: float = 8.0
+    """Resident memory of a worker."""
+    device_memory_gib: float = 16.0
+    """GPU memory of a worker."""
+    problem_timeout_s: float = 60.0
+    """Longest single step of a problem or a solution."""
+    lease_log: str | None = None
+    """A file that records how long the device was leased."""
+
+
+class Machine:
+    """A device with its tools. Start-up of the warm parent is lazy; `close` ends every worker."""
+
+    def __init__(self, settings: MachineSettings) -> None:
+        self.settings = settings
+        self.target = settings.target
+        self.device = settings.device
+        self.timeout_s = settings.problem_timeout_s
+        self.num_threads = len(os.sched_getaffinity(0)) if self.target is Target.CPU else 1
+        # By local name, which every process of this machine agrees on.
+        self.lease = DeviceLease(settings.device, log=settings.lease_log)
+        self.store = Store(settings.store)
+        self.cache = Path(settings.cache)
+        self.builds = self.cache / "builds"
+        self.builds.mkdir(parents=True, exist_ok=True)
+        space = settings.memory_limit_gib + 8.0 if self.target is Target.CPU else None
+        self.limits = Limits(memory_gib=settings.memory_limit_gib, address_space_gib=space)
+        self._scratch_root = _scratch_root()
+        self._zygote: Zygote | None = None
+
+    @functools.cached_property
+    def _probed(self) -> dict[str, Any]:
+        with self.lease.shared(), self.probe() as worker:
+            return worker.call("environment", self.timeout_s)
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        found = from_json(Environment, self._probed["environment"])
+        return replace(found, compiler=self.toolchain.version)
+
+    @functools.cached_property
+    def isolation(self) -> Isolation:
+        return from_json(Isolation, self._probed["isolation"])
+
+    @functools.cached_property
+    def toolchain(self) -> Toolchain:
+        return toolchain(self.target, self._probed["capability"])
+
+    @functools.cached_property
+    def rates(self) -> dict[str, float]:
+        """Copy and matrix rates of this device, measured once and kept in the store."""
+        key = content_key("rates", self.environment)
+        found = self.store.get("rates", key)
+        if found is None:
+            with self.lease.exclusive():
+                found = self.store.get("rates", key)
+                if found is None:
+                    with self.probe() as worker:
+                        found = worker.call("rates", self.timeout_s)
+                    self.store.put("rates", key, found)
+        return found
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Around work for the CPU: where the CPU is the device, it must not disturb a timing."""
+        with self.lease.shared() if self.target is Target.CPU else contextlib.nullcontext():
+            yield
+
+    @property
+    def zygote(self) -> Zygote:
+        if self._zygote is None:
+            with self.building():
+                warm_cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.cache / "warm")}
+                self._zygote = Zygote(warm_cache | ALLOCATOR)
+        return self._zygote
+
+    def config(self, **more: Any) -> dict[str, Any]:
+        """What every worker is told."""
+        return {
+            "target": str(self.target),
+            "device": self.device,
+            "num_threads": self.num_threads,
+            "device_memory_gib": self.settings.device_memory_gib,
+            **more,
+        }
+
+    def spawn(self, entry: str, role: str, **config: Any) -> Worker:
+        return self.zygote.spawn(entry, self.config(**config), self.limits, role)
+
+    @contextlib.contextmanager
+    def probe(self) -> Iterator[Worker]:
+        worker = self.spawn("verification.probe:handlers", "solution")
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for one solution, writable for whoever runs it, gone afterwards."""
+        folder = Path(tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-", dir=self._scratch_root))
+        try:
+            folder.chmod(0o777)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+
+def _scratch_root() -> str:
+    """Memory if there is enough (Docker gives 64 MB by default), else the temporary folder.
+
+    What killed processes left there is removed on the way.
+    """
+    shm = os.access(SHM, os.W_OK) and shutil.disk_usage(SHM).free >= SHM_BYTES_NEEDED
+    root = SHM if shm else Path(tempfile.gettempdir())
+    for left in root.glob("ops6k-[0-9]*-*"):
+        if not psutil.pid_exists(int(left.name.split("-")[1])):
+            shutil.rmtree(left, ignore_errors=True)
+    return str(root)

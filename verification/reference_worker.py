@@ -1,0 +1,194 @@
+"""The reference's own process: expected values in fp64, comparison, and the two baselines.
+
+It runs the problem's code and never a solution's. Handlers are plain methods called by name with
+JSON values; tensors arrive through `verification.transport`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from runtime.problem_code import load_module, make_inputs, make_model
+from verification.clock import Clock, warm_up
+from verification.correctness import Expected, compare
+from verification.inputs import Draw, InputRing, checksum, draw_inputs
+from verification.screening import SCREENS
+from verification.transport import flatten_outputs, receive_tensor
+from verification.worker_setup import set_device, set_precision, shares_memory
+
+
+class Reference:
+    """One problem, loaded once and asked many times."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = config["compile_cache"]
+        self.device: str = config["device"]
+        set_device(self.device, config["num_threads"], config["device_memory_gib"])
+        set_precision(config["precision"])
+        self.module: types.ModuleType = load_module(config["code"])
+        self.model = make_model(self.module, self.device, config["state_seed"])
+        self.compiled: Callable[..., Any] = torch.compile(self.model)
+        self._exact: torch.nn.Module | None = None
+        self._clock: Clock | None = None
+        self._ring: InputRing | None = None
+        self._expected: tuple[Any, str, list[Expected]] | None = None
+
+    def run(self, model: Callable[..., Any], inputs: list[Any]) -> tuple[str, list[torch.Tensor]]:
+        with torch.no_grad():
+            return flatten_outputs(model(*inputs))
+
+    def set_state(self, seed: int, path: str) -> dict[str, Any]:
+        """Draw parameters and buffers from `seed`; the solution's process loads `path`."""
+        self.model.load_state_dict(make_model(self.module, self.device, seed).state_dict())
+        self._exact = None
+        torch.save(self.model.state_dict(), path)
+        os.chmod(path, 0o644)
+        return {"init_inputs": _plain(list(self.module.get_init_inputs()))}
+
+    def warm(self, seed: int) -> dict[str, Any]:
+        """Compile the baseline (from the cache, where it has been compiled before)."""
+        inputs = make_inputs(self.module, self.device, seed)
+        for model in (self.model, self.compiled):
+            self.run(model, inputs)
+        return {}
+
+    def exact_model(self) -> torch.nn.Module:
+        if self._exact is None:
+            self._exact = copy.deepcopy(self.model).double()
+        return self._exact
+
+    def expected_of(self, inputs: list[Any]) -> tuple[str, list[Expected]]:
+        """Eager's and fp64's outputs. Raises ValueError when the two have different shapes."""
+        structure, eager = self.run(self.model, inputs)
+        doubled = [
+            v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for v in inputs
+        ]
+        _, exact = self.run(self.exact_model(), doubled)
+        if [e.shape for e in eager] != [x.shape for x in exact]:
+            raise ValueError("the reference gives other shapes in fp64")
+        return structure, [Expected(eager=e, exact=x) for e, x in zip(eager, exact, strict=True)]
+
+    def expect(self, draw: dict[str, Any]) -> dict[str, Any]:
+        """Compute what is expected of a draw; the next `check` compares with it."""
+        inputs = draw_inputs(self.module, self.device, Draw(**draw))
+        before = checksum(inputs)
+        structure, expected = self.expected_of(inputs)
+        self._expected = (inputs, structure, expected)
+        return {"checksum": before, "structure": structure}
+
+    def expect_timed(self, ring_seed: int, count: int) -> dict[str, Any]:
+        """The same for timed call number `count` of the solution."""
+        ring = InputRing(self.module, self.device, ring_seed)
+        for _ in range(count):
+            ring.advance()
+        inputs = ring.advance()
+        structure, expected = self.expected_of(inputs)
+        self._expected = (inputs, structure, expected)
+        return {"structure": structure}
+
+    def check(self, structure: str, outputs: list[dict[str, Any]], paths: list[str]) -> Any:
+        """Compare outputs with the last expectation: {passed, error, budget, detail}."""
+        if self._expected is None:
+            raise RuntimeError("nothing is expected yet")
+        _, wanted, expected = self._expected
+        if structure != wanted:
+            return _failed(f"expected {wanted}, got {structure}")
+        worst: dict[str, Any] | None = None
+        for index, (description, path) in enumerate(zip(outputs, paths, strict=True)):
+            try:
+                value = receive_tensor(description, path).to(self.device)
+            except (ValueError, KeyError, TypeError) as error:
+                return _failed(f"output {index}: {error}")
+            found = compare(value, expected[index])
+            result = {
+                "passed": found.passed,
+                "error": found.error,
+                "budget": found.budget,
+                "detail": f"output {index}: {found.detail}" if found.detail else "",
+            }
+            if not found.passed:
+                return result
+            if worst is None or (found.error or 0.0) > (worst["error"] or 0.0):
+                worst = result
+        return worst
+
+    def aliases(self) -> dict[str, Any]:
+        """Whether the reference itself returns memory of its inputs."""
+        if self._expected is None:
+            raise RuntimeError("nothing is expected yet")
+        inputs, _, expected = self._expected
+        return {"aliases": shares_memory([e.eager for e in expected], inputs)}
+
+    def start_timing(self, ring_seed: int) -> dict[str, Any]:
+        """Make inputs and warm up. From here on the caller holds the device alone."""
+        self._clock = self._clock or Clock(self.device)
+        self._expected = None
+        self._exact = None
+        self._ring = ring = InputRing(self.module, self.device, ring_seed)
+        for model in (self.model, self.compiled):
+            warm_up(lambda m=model: self.run(m, ring.advance()))  # type: ignore[misc]
+        return {"clock": self._clock.name}
+
+    def time(self, side: str, calls: int) -> list[float]:
+        """Milliseconds of each of `calls` calls of a baseline, `eager` or `compile`."""
+        if self._clock is None or self._ring is None:
+            raise RuntimeError("start_timing comes first")
+        model = self.model if side == "eager" else self.compiled
+        samples = []
+        for _ in range(calls):
+            inputs = self._ring.advance()
+            self._clock.prepare()
+            milliseconds, _ = self._clock.time(lambda i=inputs: self.run(model, i))  # type: ignore[misc]
+            samples.append(milliseconds)
+        return samples
+
+    def stop_timing(self) -> dict[str, Any]:
+        self._ring = None
+        if self._clock is not None and self._clock.cuda:
+            torch.cuda.empty_cache()
+        return {}
+
+
+def _failed(detail: str) -> dict[str, Any]:
+    return {"passed": False, "error": None, "budget": None, "detail": detail}
+
+
+def _plain(values: list[Any]) -> list[Any]:
+    """Constructor arguments as JSON values. Raises TypeError for anything else."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            _plain(list(value))
+        elif not isinstance(value, int | float | bool | str | type(None)):
+            raise TypeError(
+                "get_init_inputs() must give numbers, strings, booleans, None or lists of them, "
+                f"got {type(value).__name__}"
+            )
+    return [list(v) if isinstance(v, tuple) else v for v in values]
+
+
+def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Callable[..., Any]]:
+    """The entry point of a reference worker; the problem is loaded by `load`, so that its errors
+    are replies."""
+    state: dict[str, Reference] = {}
+
+    def load() -> dict[str, Any]:
+        state["reference"] = Reference(config)
+        return {"isolation": isolation}
+
+    def method(name: str) -> Callable[..., Any]:
+        return lambda **params: getattr(state["reference"], name)(**params)
+
+    names = ("set_state", "warm", "expect", "expect_timed", "check", "aliases")
+    timing = ("start_timing", "time", "stop_timing")
+    screens = {
+        name: (lambda f: lambda **params: f(state["reference"], **params))(function)
+        for name, function in SCREENS.items()
+    }
+    return {"load": load, **{name: method(name) for name in (*names, *timing)}, **screens}

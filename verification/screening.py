@@ -1,0 +1,258 @@
+"""The admission rules that run inside the reference's process: is this a problem worth training on?
+
+Each rule is a function of the loaded reference that returns None or (reason, detail). A rule
+that asks "does the output move?" uses the verifier's own budget: a change that a verdict would
+not see is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from runtime.operator_names import LAYOUT, NOT_OPERATORS, call_name
+from runtime.problem_code import make_inputs
+from runtime.trace import trace_operators
+from schemas.records import AdmitReason, to_json
+from verification.correctness import Expected, compare
+
+if TYPE_CHECKING:
+    from verification.reference_worker import Reference
+
+Finding = tuple[AdmitReason, str]
+MAX_EAGER_ERROR = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
+"""Eager's largest error against fp64, of the output's scale, beyond which nothing can be judged."""
+
+
+def screen(reference: Reference, seed: int) -> dict[str, Any]:
+    """Run every untimed rule in order of cost.
+
+    Returns {"reason", "detail"} of the first rule that refuses (reason None when none does), and
+    then the operator graph, the least bytes and the FLOPs.
+    """
+    inputs = make_inputs(reference.module, reference.device, seed)
+    _, expected = reference.expected_of(inputs)
+    for rule in RULES:
+        found = rule(reference, inputs, expected, seed)
+        if found is not None:
+            return {"reason": str(found[0]), "detail": found[1]}
+    nodes = trace_operators(reference.module)
+    return {
+        "reason": None,
+        "detail": "",
+        "nodes": to_json(nodes),
+        "min_bytes": _min_bytes(reference, inputs, expected),
+        "flops": _flops(reference, inputs),
+    }
+
+
+def _finite(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    for index, output in enumerate(expected):
+        if output.floating and not bool(torch.isfinite(output.eager).all()):
+            return AdmitReason.NOT_FINITE, f"output {index} has NaN or infinity on natural inputs"
+    return None
+
+
+def _accurate(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    from verification.correctness import figures
+
+    for index, output in enumerate(expected):
+        if output.floating:
+            everywhere = torch.ones_like(output.exact, dtype=torch.bool)
+            error, _ = figures(output.eager, output.exact, everywhere)
+            if error > MAX_EAGER_ERROR.get(output.eager.dtype, 1e-6):
+                return (
+                    AdmitReason.REFERENCE_INACCURATE,
+                    f"output {index}: eager is {error:.3g} off fp64",
+                )
+    return None
+
+
+def _repeats(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    """Within eager's own error; an in-place change of the inputs shows here too."""
+    _, again = reference.run(reference.model, inputs)
+    if not _same(again, expected):
+        return AdmitReason.NOT_REPEATABLE, "the same inputs give another output"
+    return None
+
+
+def _varies(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    for index, output in enumerate(expected):
+        value = output.exact.double()
+        if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+            return AdmitReason.CONSTANT_OUTPUT, f"output {index} holds a single value"
+    return None
+
+
+def _fresh_inputs(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    other = make_inputs(reference.module, reference.device, seed + 1)
+    for index, (one, two) in enumerate(zip(inputs, other, strict=True)):
+        if isinstance(one, torch.Tensor) and one.numel() > 1 and torch.equal(one, two):
+            return AdmitReason.FIXED_INPUTS, f"input {index} does not depend on the seed"
+    return None
+
+
+def _trivial(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    for name, answer in _trivial_answers(inputs, expected):
+        if _same(answer, expected):
+            return AdmitReason.TRIVIAL_ANSWER, f"{name} would pass"
+    return None
+
+
+def _trivial_answers(
+    inputs: list[Any], expected: list[Expected]
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    eager = [output.eager for output in expected]
+    yield "zeros", [torch.zeros_like(e) for e in eager]
+    yield "ones", [torch.ones_like(e) for e in eager]
+    yield "the mean", [torch.full_like(e, e.double().mean().item()) for e in eager]
+    yield "the first row", [e[:1].expand_as(e) if e.dim() else e * 0 for e in eager]
+    for index, value in enumerate(inputs):
+        if all(isinstance(value, torch.Tensor) and value.shape == e.shape for e in eager):
+            yield f"input {index}", [value.to(e.dtype) for e in eager]
+
+
+def _moves_with_inputs(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    other = make_inputs(reference.module, reference.device, seed + 1)
+    for index in range(len(inputs)):
+        changed = [*inputs[:index], other[index], *inputs[index + 1 :]]
+        if _same(reference.run(reference.model, changed)[1], expected):
+            return AdmitReason.INSENSITIVE_INPUT, f"input {index} does not matter"
+    return None
+
+
+def _moves_with_parameters(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    tensors = {**dict(reference.model.named_parameters()), **dict(reference.model.named_buffers())}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        kept = tensor.data.clone()
+        generator = torch.Generator(device=tensor.device).manual_seed(seed)
+        noise = torch.rand(tensor.shape, generator=generator, device=tensor.device)
+        scale = kept.float().abs().mean() + 0.1
+        tensor.data.copy_(kept.float() + scale * noise)
+        moved = not _same(reference.run(reference.model, inputs)[1], expected)
+        tensor.data.copy_(kept)
+        if not moved:
+            return AdmitReason.INSENSITIVE_PARAMETER, f"{name} does not matter"
+    return None
+
+
+def _moves_with_operators(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    counter = _Ablation(None)
+    with counter:
+        reference.run(reference.model, inputs)
+    for index, name in enumerate(counter.names):
+        try:
+            with _Ablation(index):
+                outputs = reference.run(reference.model, inputs)[1]
+        except RuntimeError:
+            continue  # the rest of the graph cannot even run without it: it matters
+        if _same(outputs, expected):
+            return AdmitReason.INSENSITIVE_OPERATOR, f"{name} (call {index}) can be left out"
+    return None
+
+
+class _Ablation(TorchFunctionMode):
+    """Leaves out one call: its result becomes its first fitting argument, or its own mean.
+
+    Calls that only move data (views, casts) are not counted.
+    """
+
+    def __init__(self, drop: int | None) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._drop = drop
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = call_name(getattr(func, "__name__", ""))
+        counted = (
+            isinstance(result, torch.Tensor)
+            and result.is_floating_point()
+            and name not in LAYOUT | NOT_OPERATORS
+            and any(isinstance(a, torch.Tensor) for a in args)
+            and not name.startswith("get")
+        )
+        if not counted:
+            return result
+        self.names.append(name)
+        return self._without(result, args) if len(self.names) - 1 == self._drop else result
+
+    @staticmethod
+    def _without(result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.shape == result.shape:
+                return value.to(result.dtype)
+        return torch.full_like(result, result.double().mean().item())
+
+
+def _compiles(
+    reference: Reference, inputs: list[Any], expected: list[Expected], seed: int
+) -> Finding | None:
+    try:
+        outputs = reference.run(reference.compiled, inputs)[1]
+    except Exception as error:
+        return AdmitReason.COMPILE_ERROR, f"{type(error).__name__}: {str(error)[:500]}"
+    if not _same(outputs, expected):
+        return AdmitReason.COMPILE_MISMATCH, "torch.compile and eager disagree"
+    return None
+
+
+RULES: tuple[Callable[..., Finding | None], ...] = (
+    _finite,
+    _accurate,
+    _repeats,
+    _varies,
+    _fresh_inputs,
+    _trivial,
+    _moves_with_inputs,
+    _moves_with_parameters,
+    _moves_with_operators,
+    _compiles,
+)
+
+
+def _same(outputs: list[torch.Tensor], expected: list[Expected]) -> bool:
+    return len(outputs) == len(expected) and all(
+        compare(value, wanted).passed for value, wanted in zip(outputs, expected, strict=True)
+    )
+
+
+def _min_bytes(reference: Reference, inputs: list[Any], expected: list[Expected]) -> int:
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    tensors += [*reference.model.parameters(), *(output.eager for output in expected)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _flops(reference: Reference, inputs: list[Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        reference.run(reference.model, inputs)
+    return int(counter.get_total_flops())
+
+
+SCREENS: dict[str, Callable[..., Any]] = {"screen": screen}

@@ -1,0 +1,80 @@
+"""From samples to believable ratios: the judge's half of timing.
+
+One measurement is a number of rounds. In each round every side runs a few calls, in an order
+that turns round from one round to the next (E C A S, then S A C E), so that heat, clocks and
+other drift fall on all sides alike. A round gives one ratio per pair; the ratio reported is the
+geometric mean over rounds with its 95 % bootstrap interval over rounds. The `compile` side runs
+twice in every round: the ratio of its two halves is the A/A control, which must be 1.
+
+How many calls a round has follows from the baseline's time only: the solution must not choose
+how long it is watched.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.records import Interval, Measurement
+
+ROUNDS = {"reward": 8, "publish": 20}
+AA_TOLERANCE = {"cpu": 0.10, "cuda": 0.03}
+"""How far from 1 the A/A control may lie: a CPU shared with an operating system is noisier."""
+BOOTSTRAP_SAMPLES = 2000
+
+
+def calls_per_round(baseline_ms: float) -> int:
+    """Calls of one side in a round: about 20 ms worth, at least 2 and at most 8."""
+    return max(2, min(8, round(20.0 / baseline_ms)))
+
+
+def order(sides: Sequence[str], round_index: int) -> list[str]:
+    """The order of sides in a round: there and back again."""
+    return list(sides) if round_index % 2 == 0 else list(reversed(sides))
+
+
+def measurement(rounds: Sequence[Sequence[float]], clock: str) -> Measurement:
+    """All samples of one side; its time is the median over rounds of the rounds' medians."""
+    medians = [statistics.median(samples) for samples in rounds]
+    return Measurement(
+        median_ms=statistics.median(medians),
+        samples_ms=tuple(round(sample, 6) for samples in rounds for sample in samples),
+        clock=clock,
+    )
+
+
+def speedup(
+    baseline: Sequence[Sequence[float]], solution: Sequence[Sequence[float]], seed: int = 0
+) -> Interval:
+    """Baseline time / solution time over paired rounds, with its 95 % bootstrap interval."""
+    logs = np.array(
+        [
+            math.log(statistics.median(b) / statistics.median(s))
+            for b, s in zip(baseline, solution, strict=True)
+        ]
+    )
+    picks = np.random.default_rng(seed).integers(0, len(logs), (BOOTSTRAP_SAMPLES, len(logs)))
+    low, high = np.quantile(logs[picks].mean(axis=1), [0.025, 0.975])
+    point = float(np.exp(logs.mean()))
+    return Interval(
+        low=min(float(np.exp(low)), point), point=point, high=max(float(np.exp(high)), point)
+    )
+
+
+def believable(
+    inside_ms: Sequence[float], outside_ms: Sequence[float], ping_ms: float
+) -> list[float]:
+    """The solution's times of one round, from two clocks.
+
+    `inside` is the clock in the solution's process, `outside` the judge's clock around the same
+    call with `ping_ms` (the cost of an empty call, measured before the solution was loaded)
+    taken off. The inside clock is finer; it is believed as long as it does not claim less time
+    than the judge saw pass.
+    """
+    inside, outside = statistics.median(inside_ms), statistics.median(outside_ms) - ping_ms
+    if outside <= inside:
+        return list(inside_ms)
+    return [sample + (outside - inside) for sample in inside_ms]

@@ -1,0 +1,86 @@
+"""Which compiler builds a solution, with which flags, and what the machine is.
+
+Flags give the compiler what honest C++ needs to vectorise without giving up IEEE semantics: no
+-ffast-math, because NaN and infinity must behave.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from schemas.records import Target
+
+CPU_FLAGS = (
+    "-std=c++17 -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math "
+    "-Wall -Wno-unknown-pragmas -fPIC"
+)
+CUDA_FLAGS = "-std=c++17 -O3 -lineinfo -Xcompiler -fPIC"
+
+
+class ToolchainError(Exception):
+    """A target cannot be built for here; says what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """Commands for a ninja graph ($in, $out) and the compiler's own version line."""
+
+    version: str
+    compile_command: str
+    link_command: str
+    suffixes: tuple[str, ...]
+
+
+@functools.cache
+def toolchain(target: Target, capability: str | None = None) -> Toolchain:
+    """The toolchain for a target. Raises ToolchainError when there is none.
+
+    `capability` is the compute capability of the GPU, such as "90"; without one nvcc builds for its
+    own default.
+    """
+    if target is Target.CPU:
+        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+        if compiler is None:
+            raise ToolchainError(
+                "expected a C++ compiler for --target=cpu, found neither $CXX, g++ nor clang++ on "
+                "the PATH: install g++"
+            )
+        math = "-lmvec -lm" if _has_vector_math() else "-lm"
+        return Toolchain(
+            version=_first_line([compiler, "--version"]),
+            compile_command=f"{compiler} {CPU_FLAGS}",
+            link_command=f"{compiler} -shared -fopenmp $in -o $out {math}",
+            suffixes=(".cpp",),
+        )
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        raise ToolchainError(
+            "expected nvcc on the PATH for --target=cuda, found none: install the CUDA toolkit, or "
+            "use --target=cpu"
+        )
+    arch = f"-gencode=arch=compute_{capability},code=sm_{capability}" if capability else ""
+    return Toolchain(
+        version=_last_line([compiler, "--version"]),
+        compile_command=f"{compiler} {arch} {CUDA_FLAGS}",
+        link_command=f"{compiler} -shared $in -o $out",
+        suffixes=(".cu", ".cpp"),
+    )
+
+
+def _has_vector_math() -> bool:
+    """glibc's vectorised libm exists on x86-64 only (and is a library of its own)."""
+    return platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc"
+
+
+def _first_line(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+
+
+def _last_line(command: list[str]) -> str:
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return text.strip().split("\n")[-1]

@@ -1,0 +1,178 @@
+"""One solution on the bench: five checked draws, then interleaved timing with checked outputs.
+
+`Trial` talks to two workers, the reference's and the solution's, and decides by what the first
+computes, what the second hands over and what its own clock says. Everything it raises about the
+solution is a `Refusal`; a fault of the reference's side passes through as a WorkerError.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runtime.sandbox import Worker, WorkerError
+from schemas.records import Check, VerdictStatus
+from verification import timing
+from verification.inputs import DRAWS
+
+PINGS = 20
+KEPT_CALLS = 3
+EARLY_ROUNDS = 3
+HOPELESS = 0.5
+"""Below this speedup over both baselines after EARLY_ROUNDS, watching on changes nothing."""
+
+
+class Refusal(Exception):
+    """Why a solution is refused."""
+
+    def __init__(self, status: VerdictStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def fresh_seed() -> int:
+    """Drawn from the operating system after the solution is frozen; logged in the verdict."""
+    return secrets.randbits(31)
+
+
+class Trial:
+    """The checks and times of one solution, complete when a phase returns."""
+
+    def __init__(
+        self, reference: Worker, solution: Worker, scratch: Path, timeout_s: float, state_seed: int
+    ) -> None:
+        self._reference = reference
+        self._solution = solution
+        self._scratch = scratch
+        self._timeout_s = timeout_s
+        self._state_seed = state_seed
+        self.checks: list[Check] = []
+        self.rounds: dict[str, list[list[float]]] = {}
+        self.clock = ""
+        self._kept: list[tuple[int, dict[str, Any], str]] = []
+        self._ring_seed = 0
+
+    def _ask(self, method: str, **params: Any) -> Any:
+        """Call the solution's worker; whatever goes wrong there is the solution's fault."""
+        try:
+            return self._solution.call(method, self._timeout_s, **params)
+        except WorkerError as error:
+            raise Refusal(VerdictStatus(error.kind), f"{method}: {error}") from error
+
+    def _refer(self, method: str, **params: Any) -> Any:
+        return self._reference.call(method, self._timeout_s, **params)
+
+    def calibrate(self) -> None:
+        """What an empty call costs on the judge's clock, before any solution code is loaded."""
+        costs = []
+        for _ in range(PINGS):
+            started = time.perf_counter()
+            self._ask("ping")
+            costs.append((time.perf_counter() - started) * 1e3)
+        self._ping_ms = statistics.median(costs)
+
+    def load(self, library: str, state: str, init_inputs: list[Any]) -> None:
+        self._ask("build_model", library=library, state=state, init_inputs=init_inputs)
+
+    def check_draws(self) -> None:
+        """Five draws; stops at the first wrong one. Raises Refusal."""
+        for distribution in DRAWS:
+            seed = fresh_seed()
+            draw = {"seed": seed, "distribution": distribution, "state_seed": self._state_seed}
+            wanted = self._refer("expect", draw=draw)
+            got = self._ask("run", draw=draw)
+            if got.get("checksum") != wanted["checksum"]:
+                raise Refusal(VerdictStatus.INTEGRITY, "the solution ran on other inputs")
+            if not got.get("inputs_kept"):
+                raise Refusal(VerdictStatus.INTEGRITY, "the solution changed its inputs")
+            if got.get("aliases") and not self._refer("aliases")["aliases"]:
+                raise Refusal(VerdictStatus.INTEGRITY, "an output shares memory with an input")
+            self._judge("draw", distribution, seed, got, "draw")
+        if not self._ask("alive").get("kept"):
+            raise Refusal(VerdictStatus.INTEGRITY, "a later call changed an earlier output")
+
+    def _judge(
+        self, name: str, distribution: str, seed: int, got: dict[str, Any], prefix: str
+    ) -> None:
+        """Compare handed-over outputs with the reference's last expectation."""
+        outputs = got.get("outputs")
+        if not isinstance(outputs, list):
+            raise Refusal(VerdictStatus.INTEGRITY, "no outputs were handed over")
+        paths = [str(self._scratch / f"{prefix}.{index}") for index in range(len(outputs))]
+        found = self._refer("check", structure=got.get("structure"), outputs=outputs, paths=paths)
+        check = Check(name=name, distribution=distribution, seed=seed, **found)
+        self.checks.append(check)
+        if not check.passed:
+            raise Refusal(VerdictStatus.INCORRECT, f"{name} {distribution}: {check.detail}")
+
+    def measure(self, effort: str) -> None:
+        """Time all sides, interleaved. The caller holds the device alone. Raises Refusal."""
+        self._ring_seed = fresh_seed()
+        self.clock = self._refer("start_timing", ring_seed=fresh_seed())["clock"]
+        warm = self._ask("start_timing", ring_seed=self._ring_seed)
+        # A false count only makes the reference replay other inputs, and the solution fail.
+        self._kept, self._count = [], int(warm["calls"])
+        calls = timing.calls_per_round(
+            statistics.median(self._refer("time", side="eager", calls=2))
+        )
+        total = timing.ROUNDS[effort]
+        keep = self._calls_to_keep(calls, total)
+        sides: dict[str, Callable[[], list[float]]] = {
+            "eager": lambda: self._refer("time", side="eager", calls=calls),
+            "compile": lambda: self._refer("time", side="compile", calls=calls),
+            "control": lambda: self._refer("time", side="compile", calls=calls),
+            "solution": lambda: self._time_solution(calls, keep),
+        }
+        self.rounds = {side: [] for side in sides}
+        for index in range(total):
+            for side in timing.order(list(sides), index):
+                self.rounds[side].append(sides[side]())
+            if index + 1 >= EARLY_ROUNDS and self._hopeless():
+                break
+        self._refer("stop_timing")
+
+    def _calls_to_keep(self, calls: int, total: int) -> set[int]:
+        """Secret numbers of the timed calls whose outputs are checked; one is sure to be early."""
+        early = secrets.randbelow(calls * EARLY_ROUNDS)
+        rest = {secrets.randbelow(calls * total) for _ in range(KEPT_CALLS - 1)}
+        return {self._count + call for call in {early, *rest}}
+
+    def _time_solution(self, calls: int, keep: set[int]) -> list[float]:
+        inside, outside = [], []
+        for _ in range(calls):
+            self._ask("prepare")
+            started = time.perf_counter()
+            reply = self._ask("call")
+            outside.append((time.perf_counter() - started) * 1e3)
+            inside.append(_milliseconds(reply))
+            if self._count in keep:
+                prefix = f"kept{self._count}"
+                self._kept.append((self._count, self._ask("keep", prefix=prefix), prefix))
+            self._count += 1
+        return timing.believable(inside, outside, self._ping_ms)
+
+    def _hopeless(self) -> bool:
+        best = max(
+            timing.speedup(self.rounds[side], self.rounds["solution"]).high
+            for side in ("eager", "compile")
+        )
+        return best < HOPELESS
+
+    def check_timed(self) -> None:
+        """Compare the outputs of the timed calls that were kept. Raises Refusal."""
+        for count, got, prefix in self._kept:
+            self._refer("expect_timed", ring_seed=self._ring_seed, count=count)
+            self._judge("timed", f"call {count}", self._ring_seed, got, prefix)
+
+
+def _milliseconds(reply: Any) -> float:
+    """The solution's own time. Raises Refusal when it is no positive number."""
+    value = reply.get("ms") if isinstance(reply, dict) else None
+    if not isinstance(value, float | int) or not 0.0 < float(value) < 1e9:
+        raise Refusal(VerdictStatus.INTEGRITY, f"not a time: {value!r}")
+    return float(value)

@@ -1,0 +1,32 @@
+"""What the reference's and the solution's processes have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from schemas.records import Precision
+
+
+def set_precision(precision: str) -> None:
+    """torch's switches for a precision class; cuDNN convolutions use TF32 unless told not to."""
+    tf32 = precision == Precision.TF32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def set_device(device: str, num_threads: int, device_memory_gib: float) -> None:
+    """Threads, and on a GPU the share of its memory this process may take."""
+    torch.set_num_threads(num_threads)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, device_memory_gib * 2**30 / total))
+
+
+def shares_memory(outputs: list[torch.Tensor], inputs: list[Any]) -> bool:
+    pointers = {
+        v.untyped_storage().data_ptr() for v in inputs if isinstance(v, torch.Tensor) and v.numel()
+    }
+    return any(o.untyped_storage().data_ptr() in pointers for o in outputs if o.numel())
