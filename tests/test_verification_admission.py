@@ -1,0 +1,130 @@
+"""Each admission rule refuses the problem planted for it, and admits its honest twin."""
+
+from __future__ import annotations
+
+import pytest
+
+from dedup.signature import signature
+from schemas.records import Admission, AdmitReason, Precision, Problem, Target, content_id
+from verification.admission import admit
+from verification.machine import Machine
+
+FORM = '''"""planted"""
+import time
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(512))
+
+    def forward(self, x, y):
+        {forward}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+'''
+HONEST = "return F.gelu(x * self.weight + y)"
+INPUTS = "torch.randn(64, 512), torch.randn(64, 512)"
+LARGE = INPUTS.replace("64", "6000")
+
+
+def screened(machine: Machine, forward: str, inputs: str = INPUTS, declared: str = "") -> Admission:
+    code = FORM.format(forward=forward, inputs=inputs)
+    problem = Problem(
+        problem_id=content_id(code),
+        code=code,
+        ops=("planted",),
+        data_source="torch#1",
+        families=("planted",),
+        target=Target.CPU,
+        precision=Precision.FP32,
+        seed=0,
+        index=0,
+    )
+    return admit(problem, machine, signature, declared.split() or ["mul", "add", "gelu"])
+
+
+def test_the_honest_twin_is_admitted(cpu_machine: Machine) -> None:
+    found = screened(cpu_machine, HONEST, LARGE)
+    assert found.reason is None, found.detail
+    assert found.operators == ("mul", "add", "gelu")
+    assert found.min_bytes == 4 * (3 * 6000 * 512 + 512)
+    assert found.flops == 0
+    assert found.headroom is not None
+    assert found.roofline_ms is not None
+
+
+PLANTED = {
+    "it raises": ("raise ValueError('no')", AdmitReason.EAGER_ERROR),
+    "torch.compile raises": (
+        "import torch._inductor.config as c; c.cpp.cxx = ('no-such-compiler',); " + HONEST,
+        AdmitReason.COMPILE_ERROR,
+    ),
+    "torch.compile disagrees": (
+        "how = 'tanh' if torch.compiler.is_compiling() else 'none'; "
+        "return F.gelu(x * self.weight + y, approximate=how)",
+        AdmitReason.COMPILE_MISMATCH,
+    ),
+    "random": ("return F.gelu(x * self.weight + y) + torch.randn(64, 1)",
+               AdmitReason.NOT_REPEATABLE),
+    "changes its input": ("x.mul_(1.5); " + HONEST, AdmitReason.NOT_REPEATABLE),
+    "NaN": ("return torch.log(x * self.weight + y)", AdmitReason.NOT_FINITE),
+    "constant": ("return F.gelu(x * self.weight + y) * 0 + 3", AdmitReason.CONSTANT_OUTPUT),
+    "nearly its input": ("return x + 1e-9 * self.weight * y", AdmitReason.TRIVIAL_ANSWER),
+    "an input that does nothing": ("return F.gelu(x * self.weight) + y * 0",
+                                   AdmitReason.INSENSITIVE_INPUT),
+    "a parameter that vanishes": ("return F.gelu(x * y) + self.weight * 1e-12",
+                                  AdmitReason.INSENSITIVE_PARAMETER),
+    "an operator that does nothing": ("return F.relu(F.relu(x * self.weight + y)) + x * y",
+                                      AdmitReason.INSENSITIVE_OPERATOR),
+    "other ops than declared": ("return F.relu(x * self.weight + y)", AdmitReason.DECLARED_OPS),
+    "it exhausts memory": ("z = torch.ones(1 << 36); " + HONEST,
+                           AdmitReason.OUT_OF_MEMORY),
+    "it dies": ("import ctypes; ctypes.string_at(0); " + HONEST, AdmitReason.CRASH),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_each_fault_has_its_reason(cpu_machine: Machine, name: str) -> None:
+    forward, reason = PLANTED[name]
+    found = screened(cpu_machine, forward)
+    assert found.reason is reason, f"{found.reason}: {found.detail}"
+    assert found.detail
+    assert found.eager_ms is None
+
+
+def test_inputs_without_randomness(cpu_machine: Machine) -> None:
+    found = screened(cpu_machine, HONEST, "torch.ones(64, 512), torch.randn(64, 512)")
+    assert found.reason is AdmitReason.FIXED_INPUTS
+
+
+def test_a_tiny_problem_is_too_fast(cpu_machine: Machine) -> None:
+    found = screened(cpu_machine, HONEST, "torch.randn(8, 512), torch.randn(8, 512)")
+    assert found.reason is AdmitReason.TOO_FAST
+    assert "expected 1 to 100 ms" in found.detail
+
+
+def test_a_hanging_problem_costs_its_timeout(cpu_machine: Machine) -> None:
+    kept = cpu_machine.timeout_s
+    cpu_machine.timeout_s = 1.0
+    try:
+        found = screened(cpu_machine, "time.sleep(600); " + HONEST)
+    finally:
+        cpu_machine.timeout_s = kept
+    assert found.reason is AdmitReason.TIMEOUT
+
+
+def test_a_finished_screening_is_not_repeated(cpu_machine: Machine) -> None:
+    first = screened(cpu_machine, HONEST)
+    count = cpu_machine.store.count("admissions")
+    assert screened(cpu_machine, HONEST) == first
+    assert cpu_machine.store.count("admissions") == count
