@@ -81,8 +81,10 @@ def _screen(
         if made != Counter(declared):
             detail = f"declared {sorted(declared)}, found {sorted(made.elements())}"
             return _refused(problem, machine, AdmitReason.DECLARED_OPS, detail)
+        with machine.lease.shared():
+            worker.call("make_ring", machine.timeout_s, seed=fresh_seed())
         with machine.lease.exclusive():
-            worker.call("start_timing", machine.timeout_s, ring_seed=fresh_seed())
+            worker.call("start_timing", machine.timeout_s)
             times = {
                 side: statistics.median(
                     worker.call("time", machine.timeout_s, side=side, calls=TIMED_CALLS)

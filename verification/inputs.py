@@ -33,7 +33,9 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 DRAWS = ("natural", "natural", "small", "heavy", "structured")
 """The five draws of a verdict."""
 
-RING_SLOTS = 4
+RING_SLOTS, LARGE_RING_SLOTS = 4, 2
+LARGE_BYTES = 256 << 20
+"""Inputs from here on overflow every cache by themselves: two sets are enough."""
 BLOCK = 4096
 
 
@@ -91,20 +93,24 @@ def _word_sum(value: torch.Tensor) -> int:
 class InputRing:
     """Input sets for timed calls: distinct buffers, new values before every call.
 
-    Four sets keep a call from finding its inputs in a cache. `advance` rewrites one block of
+    Several sets keep a call from finding its inputs in a cache. `advance` rewrites one block of
     each floating tensor of the next set in place, so that an answer remembered by address is
     wrong, and the whole sequence follows from the seed: the reference replays it to check any
     timed call.
     """
 
     def __init__(self, module: types.ModuleType, device: str, seed: int) -> None:
-        self._sets = [make_inputs(module, device, seed + slot) for slot in range(RING_SLOTS)]
+        self._sets = [make_inputs(module, device, seed)]
+        tensors = [value for value in self._sets[0] if isinstance(value, torch.Tensor)]
+        large = sum(value.numel() * value.element_size() for value in tensors) >= LARGE_BYTES
+        slots = LARGE_RING_SLOTS if large else RING_SLOTS
+        self._sets += [make_inputs(module, device, seed + slot) for slot in range(1, slots)]
         self._generator = torch.Generator().manual_seed(seed)
         self._count = 0
 
     def advance(self) -> list[Any]:
         """The inputs of the next timed call."""
-        inputs = self._sets[self._count % RING_SLOTS]
+        inputs = self._sets[self._count % len(self._sets)]
         self._count += 1
         for value in inputs:
             if not isinstance(value, torch.Tensor) or not value.is_contiguous():

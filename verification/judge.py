@@ -150,6 +150,8 @@ class Judge:
         with lease.shared():
             trial.check_draws()
         for _ in range(TIMING_ATTEMPTS):
+            with lease.shared():
+                trial.make_rings()
             with lease.exclusive():
                 trial.measure(effort)
             with lease.shared():

@@ -126,12 +126,19 @@ class Reference:
         inputs, _, expected = self._expected
         return {"aliases": shares_memory([e.eager for e in expected], inputs)}
 
-    def start_timing(self, ring_seed: int) -> dict[str, Any]:
-        """Make inputs and warm up. From here on the caller holds the device alone."""
-        self._clock = self._clock or Clock(self.device)
+    def make_ring(self, seed: int) -> dict[str, Any]:
+        """Make the inputs of the timed calls."""
         self._expected = None
         self._exact = None
-        self._ring = ring = InputRing(self.module, self.device, ring_seed)
+        self._ring = InputRing(self.module, self.device, seed)
+        return {}
+
+    def start_timing(self) -> dict[str, Any]:
+        """Warm up. From here to `stop_timing` the caller holds the device alone."""
+        if self._ring is None:
+            raise RuntimeError("make_ring comes first")
+        self._clock = self._clock or Clock(self.device)
+        ring = self._ring
         for model in (self.model, self.compiled):
             warm_up(lambda m=model: self.run(m, ring.advance()))  # type: ignore[misc]
         return {"clock": self._clock.name}
@@ -186,7 +193,7 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         return lambda **params: getattr(state["reference"], name)(**params)
 
     names = ("set_state", "warm", "expect", "expect_timed", "check", "aliases")
-    timing = ("start_timing", "time", "stop_timing")
+    timing = ("make_ring", "start_timing", "time", "stop_timing")
     screens = {
         name: (lambda f: lambda **params: f(state["reference"], **params))(function)
         for name, function in SCREENS.items()

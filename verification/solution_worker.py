@@ -108,8 +108,16 @@ class Candidate:
         self._alive, self._sent = [], []
         return {"kept": kept}
 
-    def start_timing(self, ring_seed: int) -> dict[str, Any]:
-        self._ring = ring = InputRing(self.module, self.device, ring_seed)
+    def make_ring(self, seed: int) -> dict[str, Any]:
+        """Make the inputs of the timed calls."""
+        self._ring = InputRing(self.module, self.device, seed)
+        return {}
+
+    def start_timing(self) -> dict[str, Any]:
+        """Warm up; says with how many calls."""
+        if self._ring is None:
+            raise RuntimeError("make_ring comes first")
+        ring = self._ring
         return {"calls": warm_up(lambda: self._forward(ring.advance()))}
 
     def prepare(self) -> dict[str, Any]:
@@ -151,5 +159,15 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["candidate"], name)(**params)
 
-    names = ("ping", "build_model", "run", "alive", "start_timing", "prepare", "call", "keep")
+    names = (
+        "ping",
+        "build_model",
+        "run",
+        "alive",
+        "make_ring",
+        "start_timing",
+        "prepare",
+        "call",
+        "keep",
+    )
     return {"load": load, **{name: method(name) for name in names}}

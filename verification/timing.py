@@ -27,8 +27,8 @@ BOOTSTRAP_SAMPLES = 2000
 
 
 def calls_per_round(baseline_ms: float) -> int:
-    """Calls of one side in a round: about 20 ms worth, at least 2 and at most 8."""
-    return max(2, min(8, round(20.0 / baseline_ms)))
+    """Calls of one side in a round: about 10 ms worth, at least 2 and at most 6."""
+    return max(2, min(6, round(10.0 / baseline_ms)))
 
 
 def order(sides: Sequence[str], round_index: int) -> list[str]:
