@@ -1,0 +1,55 @@
+"""What a worker process keeps between elements: the store and the machine, opened on first use."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import re
+import tempfile
+
+import torch
+
+from pipelines.options import RunConfig
+from runtime.store import Store
+from schemas.records import Target
+from verification.machine import Machine, MachineSettings
+
+
+@functools.cache
+def store(config: RunConfig) -> Store:
+    return Store(config.store_root)
+
+
+@functools.cache
+def machine(config: RunConfig) -> Machine:
+    """This process's machine; its warm parent ends with the process."""
+    opened = Machine(
+        MachineSettings(
+            target=Target(config.target),
+            device=device(config),
+            store=config.store_root,
+            cache=local_path(config, "cache") or os.path.join(tempfile.gettempdir(), "ops6k-cache"),
+            memory_limit_gib=config.memory_limit_gib,
+            problem_timeout_s=config.problem_timeout_s,
+            lease_log=local_path(config, "lease.log"),
+        )
+    )
+    atexit.register(opened.close)
+    return opened
+
+
+def device(config: RunConfig) -> str:
+    """The device this worker measures on: workers are dealt out over the GPUs by Beam's number."""
+    if config.target == Target.CPU:
+        return "cpu"
+    number = re.search(r"(\d+)$", os.environ.get("WORKER_ID", "0"))
+    return f"cuda:{int(number.group(1) if number else 0) % torch.cuda.device_count()}"
+
+
+def local_path(config: RunConfig, name: str) -> str | None:
+    """A path beside a store on a local disk; None when the store is elsewhere."""
+    if "://" in config.store_root:
+        return None
+    os.makedirs(config.store_root, exist_ok=True)
+    return os.path.join(config.store_root, name)
