@@ -30,6 +30,8 @@ ALLOWED_ENVIRONMENT = (
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
 )  # fmt: skip
+SINGLE_THREADED = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""The warm parent forks, so it must not start threads."""
 PRELOAD = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.flop_counter")
 
 
@@ -85,12 +87,17 @@ class RemoteError(WorkerError):
 class Zygote:
     """A warm forkserver of our own; start-up takes seconds, a worker milliseconds."""
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, warm: bool = True) -> None:
+        """`warm`: compile something first, so that a child's first torch.compile is fast."""
         ours, theirs = socket.socketpair()
         kept = {k: os.environ[k] for k in ALLOWED_ENVIRONMENT if k in os.environ}
-        kept |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HOME": "/tmp", **(environment or {})}
+        kept |= {"HOME": "/tmp", **SINGLE_THREADED, **(environment or {})}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.zygote", str(theirs.fileno()), *PRELOAD],
+            [
+                sys.executable,
+                *("-m", "runtime.zygote", str(theirs.fileno())),
+                *("warm" if warm else "cool", *PRELOAD),
+            ],
             pass_fds=[theirs.fileno()],
             env=kept,
             cwd=ROOT,

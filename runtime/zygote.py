@@ -1,8 +1,9 @@
 """The warm parent: a process with torch imported that forks one child per problem or solution.
 
-Run as `python -m runtime.zygote FD` by `runtime.sandbox.Zygote`. It never touches a device, holds
-no secret and runs no foreign code itself. A fork costs milliseconds where a fresh interpreter pays
-seconds for importing torch, and a child's first torch.compile takes a tenth of a cold one.
+Run as `python -m runtime.zygote FD {warm,cool} MODULES` by `runtime.sandbox.Zygote`. It never
+touches a device, holds no secret and runs no foreign code itself. A fork costs milliseconds
+where a fresh interpreter pays seconds for importing torch, and a child's first torch.compile
+takes a tenth of a cold one.
 
 A child leads a process group of its own, loses what `confine` can take away, and then serves JSON
 requests on its channel until the other end closes it.
@@ -27,6 +28,7 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 PR_SET_PDEATHSIG = 1
@@ -37,9 +39,9 @@ Handlers = dict[str, Callable[..., Any]]
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
-    _warm_up()
+    _warm_up(compiler=sys.argv[2] == "warm")
     user = _unprivileged_user()
     control.sendall(b'{"ready": true}\n')
     children: dict[int, int | None] = {}
@@ -65,10 +67,12 @@ def main() -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _warm_up() -> None:
-    """Compile a tiny function, so that children inherit a warm torch.compile.
+def _warm_up(compiler: bool) -> None:
+    """Load what children would load one by one; with `compiler`, compile a tiny function too.
 
-    One thread only: a thread pool would not survive the fork.
+    One thread only, because a thread pool would not survive the fork, and without a sight of any
+    GPU, because a CUDA runtime that has started cannot be used after a fork: torch.compile looks
+    at the GPU's random state and properties even for a function on the CPU.
     """
     import torch
 
@@ -76,9 +80,11 @@ def _warm_up() -> None:
 
     trace.preload()
     torch.set_num_threads(1)
-    with torch.no_grad():
-        torch.compile(lambda x: torch.softmax(x * 2, -1).sum())(torch.randn(8, 8))
-    torch._dynamo.reset()
+    if compiler:
+        blind = mock.patch.object(torch.cuda, "is_available", lambda: False)
+        with blind, torch.no_grad():
+            torch.compile(lambda x: torch.softmax(x * 2, -1).sum())(torch.randn(8, 8))
+        torch._dynamo.reset()
 
 
 def _child(channel: socket.socket, request: dict[str, Any], user: int | None) -> None:
@@ -87,14 +93,24 @@ def _child(channel: socket.socket, request: dict[str, Any], user: int | None) ->
         os.setsid()
         _redirect_output(request["config"].get("log", os.devnull))
         isolation = confine(request["limits"], user if request["role"] == "solution" else None)
-        module, function = request["entry"].split(":")
-        handlers = getattr(importlib.import_module(module), function)(request["config"], isolation)
-        serve(channel, handlers)
+        serve(channel, _handlers(channel, request, isolation))
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _handlers(
+    channel: socket.socket, request: dict[str, Any], isolation: dict[str, bool]
+) -> Handlers:
+    """The worker's handlers; what goes wrong in making them answers the first call."""
+    module, function = request["entry"].split(":")
+    try:
+        return getattr(importlib.import_module(module), function)(request["config"], isolation)
+    except Exception as error:
+        _send(channel, {"error": describe(error)})
+        raise
 
 
 def _redirect_output(path: str) -> None:

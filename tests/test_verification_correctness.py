@@ -61,7 +61,7 @@ def test_a_loss_of_precision_everywhere_is_seen_though_no_element_stands_out() -
     eager = exact.float()
     eager[0] += 1.0  # one bad element of eager's must not buy slack for all the others
     wanted = Expected(eager=eager, exact=exact)
-    value = (exact * (1 + 0.1 * torch.rand(10_000, dtype=torch.float64))).float()
+    value = (exact * (1 + 0.3 * torch.rand(10_000, dtype=torch.float64))).float()
     found = compare(value, wanted)
     assert not found.passed
     assert "rms" in found.detail

@@ -14,6 +14,7 @@ skipped.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ MAX_MULTIPLE = 8.0
 RMS_MULTIPLE = 4.0
 FLOOR_ULPS = {torch.float32: 16.0, torch.bfloat16: 2.0, torch.float16: 4.0, torch.float64: 64.0}
 TINY = 1e-30
+CHUNK = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +50,26 @@ class Comparison:
 
 def figures(value: torch.Tensor, exact: torch.Tensor, valid: torch.Tensor) -> tuple[float, float]:
     """(largest, root mean square) of |value - exact| / (scale + |exact|) over `valid` elements."""
-    if not bool(valid.any()):
+    count = int(valid.sum())
+    if count == 0:
         return 0.0, 0.0
-    reference = torch.where(valid, exact, 0.0)
-    scale = (reference.square().sum() / valid.sum()).sqrt() + TINY
-    difference = torch.where(valid, value.to(torch.float64) - exact, 0.0).abs()
-    relative = difference / (scale + reference.abs())
-    return float(relative.max()), float((relative.square().sum() / valid.sum()).sqrt())
+    squares = sum(float(r.square().sum()) for _, r in _chunks(value, exact, valid))
+    scale = (squares / count) ** 0.5 + TINY
+    largest, total = 0.0, 0.0
+    for got, reference in _chunks(value, exact, valid):
+        relative = (got - reference).abs() / (scale + reference.abs())
+        largest = max(largest, float(relative.max()))
+        total += float(relative.square().sum())
+    return largest, (total / count) ** 0.5
+
+
+def _chunks(
+    value: torch.Tensor, exact: torch.Tensor, valid: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(value, exact) in fp64 with zeros where not valid, a piece at a time: gigabytes stay put."""
+    parts = (t.reshape(-1).split(CHUNK) for t in (value, exact, valid))
+    for v, e, ok in zip(*parts, strict=True):
+        yield torch.where(ok, v.to(torch.float64), 0.0), torch.where(ok, e, 0.0)
 
 
 def compare(value: torch.Tensor, expected: Expected) -> Comparison:

@@ -122,6 +122,7 @@ class Judge:
             "verification.solution_worker:handlers",
             "solution",
             scratch=str(scratch),
+            share=machine.shares_device_memory,
             precision=str(self._problem.precision),
             inputs_code=self._inputs_code,
             log=str(scratch / "log"),

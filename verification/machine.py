@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 
 from runtime.lease import DeviceLease
-from runtime.sandbox import Limits, Worker, Zygote
+from runtime.sandbox import Limits, Worker, WorkerError, Zygote
 from runtime.store import Store
 from schemas.records import Environment, Isolation, Target, content_key, from_json
+from verification.probe import GIVEN_TOTAL
 from verification.toolchain import Toolchain, toolchain
 
 SHM = Path("/dev/shm")
@@ -68,11 +69,51 @@ class Machine:
         self.limits = Limits(memory_gib=settings.memory_limit_gib, address_space_gib=space)
         self._scratch_root = _scratch_root()
         self._zygote: Zygote | None = None
+        self._warm = True
 
     @functools.cached_property
     def _probed(self) -> dict[str, Any]:
-        with self.lease.shared(), self.probe() as worker:
-            return worker.call("environment", self.timeout_s)
+        """What a worker sees; the first thing asked of the warm parent.
+
+        A parent that compiled something may have started the CUDA runtime, which no child could use
+        then: where a child cannot open its device, a parent that only imported takes over.
+        """
+        with self.lease.shared():
+            try:
+                return self._probe("environment")
+            except WorkerError:
+                if self.target is Target.CPU:
+                    raise
+                self.close()
+                self._warm = False
+                return self._probe("environment")
+
+    def _probe(self, method: str) -> dict[str, Any]:
+        worker = self.spawn("verification.probe:handlers", "solution")
+        try:
+            return worker.call(method, self.timeout_s)
+        finally:
+            worker.close()
+
+    @functools.cached_property
+    def shares_device_memory(self) -> bool:
+        """Whether the reference's process can map what a solution's process hands over.
+
+        Tried once per process: drivers and containers differ. Without it outputs go through memory.
+        """
+        if self.target is Target.CPU:
+            return False
+        giver = self.spawn("verification.probe:handlers", "solution")
+        taker = self.spawn("verification.probe:handlers", "reference")
+        try:
+            with self.lease.shared():
+                given = giver.call("give", self.timeout_s)
+                return taker.call("take", self.timeout_s, description=given)["total"] == GIVEN_TOTAL
+        except WorkerError:
+            return False
+        finally:
+            giver.close()
+            taker.close()
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -96,8 +137,7 @@ class Machine:
             with self.lease.exclusive():
                 found = self.store.get("rates", key)
                 if found is None:
-                    with self.probe() as worker:
-                        found = worker.call("rates", self.timeout_s)
+                    found = self._probe("rates")
                     self.store.put("rates", key, found)
         return found
 
@@ -112,7 +152,7 @@ class Machine:
         if self._zygote is None:
             with self.building():
                 warm_cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.cache / "warm")}
-                self._zygote = Zygote(warm_cache | ALLOCATOR)
+                self._zygote = Zygote(warm_cache | ALLOCATOR, warm=self._warm)
         return self._zygote
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -127,14 +167,6 @@ class Machine:
 
     def spawn(self, entry: str, role: str, **config: Any) -> Worker:
         return self.zygote.spawn(entry, self.config(**config), self.limits, role)
-
-    @contextlib.contextmanager
-    def probe(self) -> Iterator[Worker]:
-        worker = self.spawn("verification.probe:handlers", "solution")
-        try:
-            yield worker
-        finally:
-            worker.close()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

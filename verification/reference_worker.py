@@ -7,6 +7,7 @@ JSON values; tensors arrive through `verification.transport`.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import types
 from collections.abc import Callable
@@ -94,10 +95,29 @@ class Reference:
         return {"structure": structure}
 
     def check(self, structure: str, outputs: list[dict[str, Any]], paths: list[str]) -> Any:
-        """Compare outputs with the last expectation: {passed, error, budget, detail}."""
+        """Compare outputs with the last expectation, then drop it: passed, error, budget, detail."""
         if self._expected is None:
             raise RuntimeError("nothing is expected yet")
         _, wanted, expected = self._expected
+        self._expected = None
+        found = self._compare(structure, wanted, expected, outputs, paths)
+        self._release()
+        return found
+
+    def _release(self) -> None:
+        """Give cached device memory back: the solution's process needs it too."""
+        if self.device.startswith("cuda"):
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _compare(
+        self,
+        structure: str,
+        wanted: str,
+        expected: list[Expected],
+        outputs: list[dict[str, Any]],
+        paths: list[str],
+    ) -> Any:
         if structure != wanted:
             return _failed(f"expected {wanted}, got {structure}")
         worst: dict[str, Any] | None = None
@@ -158,8 +178,7 @@ class Reference:
 
     def stop_timing(self) -> dict[str, Any]:
         self._ring = None
-        if self._clock is not None and self._clock.cuda:
-            torch.cuda.empty_cache()
+        self._release()
         return {}
 
 

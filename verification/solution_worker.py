@@ -30,6 +30,7 @@ class Candidate:
     def __init__(self, config: dict[str, Any]) -> None:
         self.device: str = config["device"]
         self.scratch = Path(config["scratch"])
+        self._share: bool = config["share"]
         set_device(self.device, config["num_threads"], config["device_memory_gib"])
         set_precision(config["precision"])
         self.module = _inputs_module(config["inputs_code"])
@@ -95,10 +96,11 @@ class Candidate:
 
     def _send(self, prefix: str, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Describe outputs for the reader; they live on until `alive` or the end."""
-        self._sent.append(outputs)
+        whole = [value.detach().contiguous() for value in outputs]
+        self._sent.append(whole)
         sent = [
-            send_tensor(value, str(self.scratch / f"{prefix}.{index}"))
-            for index, value in enumerate(outputs)
+            send_tensor(value, str(self.scratch / f"{prefix}.{index}"), self._share)
+            for index, value in enumerate(whole)
         ]
         return {"structure": structure, "outputs": sent}
 

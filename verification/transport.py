@@ -23,18 +23,20 @@ DTYPES = {
 }  # fmt: skip
 
 
-def send_tensor(value: torch.Tensor, path: str) -> dict[str, Any]:
-    """Make `value` readable by another process; the sender keeps it alive until it is read."""
-    value = value.detach().contiguous()
+def send_tensor(value: torch.Tensor, path: str, share: bool) -> dict[str, Any]:
+    """Make a contiguous tensor readable by another process; the sender keeps it alive until then.
+
+    `share`: hand over a mapping of device memory instead of writing the bytes to `path`.
+    """
     description: dict[str, Any] = {
         "shape": list(value.shape),
         "dtype": str(value.dtype).removeprefix("torch."),
     }
-    if value.is_cuda:
+    if share and value.numel() > 0:
         handle = value.untyped_storage()._share_cuda_()
         encoded = [base64.b64encode(h).decode() if isinstance(h, bytes) else h for h in handle]
         return description | {"cuda": encoded, "offset": value.storage_offset()}
-    value.flatten().view(torch.uint8).numpy().tofile(path)
+    value.cpu().flatten().view(torch.uint8).numpy().tofile(path)
     return description | {"file": path}
 
 
