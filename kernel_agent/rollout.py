@@ -87,7 +87,7 @@ def play(policy: Policy, task: Task, tools: Toolbox) -> Trajectory:
         while action.calls and len(turns) < MAX_TURNS:
             turn, verdict = _step(len(turns), action, tools, best)
             turns.append(turn)
-            if verdict is not None and verdict.correct:
+            if verdict is not None and verdict.passed:
                 best = _better(best, (tools.solution(), verdict))
             action = moves.send(Feedback(observations=turn.observations, verdict=verdict))
         if action.calls:
@@ -142,8 +142,11 @@ def _last(index: int, action: Action) -> Turn:
 def _better(
     best: tuple[Solution, Verdict] | None, new: tuple[Solution, Verdict]
 ) -> tuple[Solution, Verdict]:
-    if best is None or best[1].solution is None or new[1].solution is None:
+    """The faster one; a solution whose speed could not be measured gives way to one whose could."""
+    if best is None or (new[1].correct and not best[1].correct):
         return new
+    if not new[1].correct or best[1].solution is None or new[1].solution is None:
+        return best
     return new if new[1].solution.median_ms < best[1].solution.median_ms else best
 
 

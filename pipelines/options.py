@@ -27,6 +27,8 @@ from apache_beam.options import pipeline_options
 from schemas.records import Target
 from verification.toolchain import ToolchainError, toolchain
 
+WORKERS_PER_GPU = 8
+"""Each has two processes on its GPU at a time; more would wait for the lease, not the CPU."""
 LOCAL_RUNNERS = ("DirectRunner",)
 RUNNERS = (*LOCAL_RUNNERS, "DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner")
 REFUSED_RUNNERS = {
@@ -66,11 +68,13 @@ class RunConfig:
     store: str = ""
     """Where finished work is kept and looked up; OUTPUT/.store when empty."""
     num_workers_local: int = 0
-    """Worker processes of DirectRunner; 0 is one per core."""
+    """Worker processes of DirectRunner; 0 is one per core, with target cuda at most 8 per GPU."""
     problem_timeout_s: float = 60.0
     """The longest that one sandboxed step of one problem may take, in seconds."""
     memory_limit_gib: float = 8.0
     """The most memory that one sandboxed process may use, in GiB."""
+    device_memory_gib: float = 16.0
+    """The most GPU memory that one sandboxed process may use, in GiB."""
     near_misses: Literal["drop", "keep"] = "drop"
     """Whether problems one operator away from a KernelBench problem enter the training configs."""
     sft: Literal["correct", "faster_than_eager", "faster_than_compile"] = "faster_than_eager"
@@ -92,7 +96,12 @@ class RunConfig:
 
     @property
     def num_workers(self) -> int:
-        return self.num_workers_local or len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
+        if self.num_workers_local or self.target != Target.CUDA:
+            return self.num_workers_local or cores
+        import torch  # here, because checking a command line should not take seconds
+
+        return min(cores, WORKERS_PER_GPU * max(1, torch.cuda.device_count()))
 
 
 def field_help() -> dict[str, str]:
@@ -183,7 +192,7 @@ def _check_values(config: RunConfig) -> None:
         raise UsageError(f"--num_workers_local must be 0 or more, got {config.num_workers_local}")
     if not 0 <= config.seed < 2**63:
         raise UsageError(f"--seed must lie in [0, 2**63), got {config.seed}")
-    for name in ("problem_timeout_s", "memory_limit_gib"):
+    for name in ("problem_timeout_s", "memory_limit_gib", "device_memory_gib"):
         value = getattr(config, name)
         if not (value > 0 and math.isfinite(value)):
             raise UsageError(f"--{name} must be positive, got {value}")

@@ -31,6 +31,7 @@ def machine(config: RunConfig) -> Machine:
             store=config.store_root,
             cache=local_path(config, "cache") or os.path.join(tempfile.gettempdir(), "ops6k-cache"),
             memory_limit_gib=config.memory_limit_gib,
+            device_memory_gib=config.device_memory_gib,
             problem_timeout_s=config.problem_timeout_s,
             lease_log=local_path(config, "lease.log"),
         )

@@ -276,6 +276,11 @@ class Verdict:
     def correct(self) -> bool:
         return self.status is VerdictStatus.CORRECT
 
+    @property
+    def passed(self) -> bool:
+        """Every check passed, whether or not a speed could be measured."""
+        return self.status in (VerdictStatus.CORRECT, VerdictStatus.UNMEASURED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
@@ -387,7 +392,7 @@ class Trajectory:
     def __post_init__(self) -> None:
         if (self.solution is None) != (self.verdict is None):
             raise ValueError("a trajectory has both a solution and its verdict, or neither")
-        if self.verdict is not None and not self.verdict.correct:
+        if self.verdict is not None and not self.verdict.passed:
             raise ValueError("only a correct solution is the best of its trajectory")
 
 

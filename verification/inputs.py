@@ -95,36 +95,56 @@ class InputRing:
 
     Several sets keep a call from finding its inputs in a cache. `advance` rewrites one block of
     each floating tensor of the next set in place, so that an answer remembered by address is
-    wrong, and the whole sequence follows from the seed: the reference replays it to check any
-    timed call.
+    wrong. All of it follows from the seed: `timed_inputs` makes the inputs of any one call
+    again.
     """
 
     def __init__(self, module: types.ModuleType, device: str, seed: int) -> None:
-        self._sets = [make_inputs(module, device, seed)]
-        tensors = [value for value in self._sets[0] if isinstance(value, torch.Tensor)]
-        large = sum(value.numel() * value.element_size() for value in tensors) >= LARGE_BYTES
-        slots = LARGE_RING_SLOTS if large else RING_SLOTS
-        self._sets += [make_inputs(module, device, seed + slot) for slot in range(1, slots)]
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
+        first = make_inputs(module, device, seed)
+        self._sets = [first]
+        self._sets += [make_inputs(module, device, seed + k) for k in range(1, _slots(first))]
         self._count = 0
 
     def advance(self) -> list[Any]:
         """The inputs of the next timed call."""
         inputs = self._sets[self._count % len(self._sets)]
+        _rewrite(inputs, self._seed, self._count)
         self._count += 1
-        for value in inputs:
-            if not isinstance(value, torch.Tensor) or not value.is_contiguous():
-                continue
-            if value.is_floating_point() and value.numel() > 0:
-                self._rewrite_block(value)
         return inputs
 
-    def _rewrite_block(self, value: torch.Tensor) -> None:
-        flat = value.view(-1)
-        size = min(BLOCK, flat.numel())
-        start, turn = (
-            int(torch.randint(0, bound, (), generator=self._generator))
-            for bound in (flat.numel() - size + 1, size)
-        )
-        block = flat[start : start + size]
-        block.copy_(block.roll(turn) * 0.875)  # exact in every dtype's range, keeps sign and domain
+
+def timed_inputs(module: types.ModuleType, device: str, seed: int, count: int) -> list[Any]:
+    """The inputs of call number `count` (from 0) of the ring with this seed."""
+    inputs = make_inputs(module, device, seed)
+    slots = _slots(inputs)
+    if count % slots:
+        inputs = make_inputs(module, device, seed + count % slots)
+    for earlier in range(count % slots, count + 1, slots):
+        _rewrite(inputs, seed, earlier)
+    return inputs
+
+
+def _slots(inputs: list[Any]) -> int:
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    total = sum(value.numel() * value.element_size() for value in tensors)
+    return RING_SLOTS if total < LARGE_BYTES else LARGE_RING_SLOTS
+
+
+def _rewrite(inputs: list[Any], seed: int, count: int) -> None:
+    """New values in one block of each floating tensor: turned round, and scaled by an exact 7/8,
+    which
+    keeps signs and domains."""
+    generator = torch.Generator().manual_seed((seed << 20) + count)
+    for value in inputs:
+        if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+            continue
+        if value.is_floating_point() and value.numel() > 0:
+            flat = value.view(-1)
+            size = min(BLOCK, flat.numel())
+            start, turn = (
+                int(torch.randint(0, bound, (), generator=generator))
+                for bound in (flat.numel() - size + 1, size)
+            )
+            block = flat[start : start + size]
+            block.copy_(block.roll(turn) * 0.875)

@@ -18,7 +18,7 @@ import torch
 from runtime.problem_code import load_module, make_inputs, make_model
 from verification.clock import Clock, warm_up
 from verification.correctness import Expected, compare
-from verification.inputs import Draw, InputRing, checksum, draw_inputs
+from verification.inputs import Draw, InputRing, checksum, draw_inputs, timed_inputs
 from verification.screening import SCREENS
 from verification.transport import flatten_outputs, receive_tensor
 from verification.worker_setup import set_device, set_precision, shares_memory
@@ -86,16 +86,13 @@ class Reference:
 
     def expect_timed(self, ring_seed: int, count: int) -> dict[str, Any]:
         """The same for timed call number `count` of the solution."""
-        ring = InputRing(self.module, self.device, ring_seed)
-        for _ in range(count):
-            ring.advance()
-        inputs = ring.advance()
+        inputs = timed_inputs(self.module, self.device, ring_seed, count)
         structure, expected = self.expected_of(inputs)
         self._expected = (inputs, structure, expected)
         return {"structure": structure}
 
     def check(self, structure: str, outputs: list[dict[str, Any]], paths: list[str]) -> Any:
-        """Compare outputs with the last expectation, then drop it: passed, error, budget, detail."""
+        """Compare with the last expectation, then drop it: {passed, error, budget, detail}."""
         if self._expected is None:
             raise RuntimeError("nothing is expected yet")
         _, wanted, expected = self._expected
@@ -164,17 +161,21 @@ class Reference:
         return {"clock": self._clock.name}
 
     def time(self, side: str, calls: int) -> list[float]:
-        """Milliseconds of each of `calls` calls of a baseline, `eager` or `compile`."""
+        """Milliseconds of each of `calls` calls of a baseline, `eager` or `compile`.
+
+        One more call goes before them, untimed: whoever ran last left cold caches and sleeping
+        threads, and not every side has the same predecessor.
+        """
         if self._clock is None or self._ring is None:
             raise RuntimeError("start_timing comes first")
         model = self.model if side == "eager" else self.compiled
         samples = []
-        for _ in range(calls):
+        for _ in range(calls + 1):
             inputs = self._ring.advance()
             self._clock.prepare()
             milliseconds, _ = self._clock.time(lambda i=inputs: self.run(model, i))  # type: ignore[misc]
             samples.append(milliseconds)
-        return samples
+        return samples[1:]
 
     def stop_timing(self) -> dict[str, Any]:
         self._ring = None

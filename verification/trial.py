@@ -147,25 +147,33 @@ class Trial:
 
     def _calls_to_keep(self, calls: int, total: int) -> set[int]:
         """Secret numbers of the timed calls whose outputs are checked; one is sure to be early."""
-        early = secrets.randbelow(EARLY_ROUNDS)  # a slow solution makes one call a round
-        rest = {secrets.randbelow(calls * total) for _ in range(KEPT_CALLS - 1)}
+        # Each round makes an untimed call first. A slow solution makes one timed call a round.
+        early = 1 + 2 * secrets.randbelow(EARLY_ROUNDS)
+        rest = {secrets.randbelow((calls + 1) * total) for _ in range(KEPT_CALLS - 1)}
         return {self._count + call for call in {early, *rest}}
 
     def _time_solution(self, calls: int, keep: set[int]) -> list[float]:
         """One round of the solution. A slow one is called once a round, which is only noisier."""
+        self._call_solution()
         inside: list[float] = []
         outside: list[float] = []
         while len(inside) < calls and not (inside and self._slow(outside)):
-            self._ask("prepare")
-            started = time.perf_counter()
-            reply = self._ask("call")
-            outside.append((time.perf_counter() - started) * 1e3)
-            inside.append(_milliseconds(reply))
-            if self._count in keep:
-                prefix = f"kept{self._count}"
-                self._kept.append((self._count, self._ask("keep", prefix=prefix), prefix))
-            self._count += 1
+            number = self._count
+            one, other = self._call_solution()
+            inside.append(one)
+            outside.append(other)
+            if number in keep:
+                prefix = f"kept{number}"
+                self._kept.append((number, self._ask("keep", prefix=prefix), prefix))
         return timing.believable(inside, outside, self._ping_ms)
+
+    def _call_solution(self) -> tuple[float, float]:
+        """One call with fresh inputs and cold caches: (its own clock, the judge's clock) in ms."""
+        self._ask("prepare")
+        self._count += 1
+        started = time.perf_counter()
+        reply = self._ask("call")
+        return _milliseconds(reply), (time.perf_counter() - started) * 1e3
 
     def _slow(self, outside_ms: list[float]) -> bool:
         return statistics.median(outside_ms) > SLOW * self._eager_ms
