@@ -9,11 +9,16 @@ import pytest
 from verification import timing
 
 
-def test_speedup_is_the_geometric_mean_over_rounds() -> None:
+def test_speedup_is_the_median_of_the_rounds_ratios() -> None:
     found = timing.speedup([[2.0], [8.0]], [[1.0], [1.0]])
     assert found.point == pytest.approx(4.0)
     assert found.low == pytest.approx(2.0)
     assert found.high == pytest.approx(8.0)
+
+
+def test_one_interrupted_round_is_one_vote() -> None:
+    found = timing.speedup([[2.0]] * 8, [[1.0]] * 7 + [[50.0]])
+    assert found.point == pytest.approx(2.0)
 
 
 def test_one_interrupted_call_in_a_round_does_not_matter() -> None:

@@ -15,6 +15,7 @@ Not covered: values a domain would allow but `get_inputs()` never comes near, su
 from __future__ import annotations
 
 import ast
+import random
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ class InputRing:
 
     def advance(self) -> list[Any]:
         """The inputs of the next timed call."""
-        inputs = self._sets[self._count % len(self._sets)]
+        inputs = self._sets[_slot(self._seed, self._count, len(self._sets))]
         _rewrite(inputs, self._seed, self._count)
         self._count += 1
         return inputs
@@ -118,11 +119,25 @@ def timed_inputs(module: types.ModuleType, device: str, seed: int, count: int) -
     """The inputs of call number `count` (from 0) of the ring with this seed."""
     inputs = make_inputs(module, device, seed)
     slots = _slots(inputs)
-    if count % slots:
-        inputs = make_inputs(module, device, seed + count % slots)
-    for earlier in range(count % slots, count + 1, slots):
-        _rewrite(inputs, seed, earlier)
+    slot = _slot(seed, count, slots)
+    if slot:
+        inputs = make_inputs(module, device, seed + slot)
+    for earlier in range(count + 1):
+        if _slot(seed, earlier, slots) == slot:
+            _rewrite(inputs, seed, earlier)
     return inputs
+
+
+def _slot(seed: int, count: int, slots: int) -> int:
+    """Which set a call uses: every set once per turn of the ring, in an order of that turn's own.
+
+    In a fixed order the sides of a comparison could each get their own sets, and with them the luck
+    of where those lie in memory.
+    """
+    turn, place = divmod(count, slots)
+    order = list(range(slots))
+    random.Random(f"{seed}/{turn}").shuffle(order)
+    return order[place]
 
 
 def _slots(inputs: list[Any]) -> int:

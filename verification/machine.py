@@ -25,8 +25,8 @@ SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 4 << 30
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """glibc keeps freed blocks instead of handing them back to the system, for every side alike. By
-default a CPU baseline pays for fresh pages on every call: 4.5 ms instead of 0.9 ms for two pointwise
-operators over 16 MiB, which no solution could lose to, and most of the noise."""
+default a CPU baseline pays for fresh pages on every call: 4.5 ms instead of 0.9 ms for two
+pointwise operators over 16 MiB, which no solution could lose to, and most of the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,8 +57,8 @@ def speedup(
         ]
     )
     picks = np.random.default_rng(seed).integers(0, len(logs), (BOOTSTRAP_SAMPLES, len(logs)))
-    low, high = np.quantile(logs[picks].mean(axis=1), [0.025, 0.975])
-    point = float(np.exp(logs.mean()))
+    low, high = np.quantile(np.median(logs[picks], axis=1), [0.025, 0.975])
+    point = float(np.exp(np.median(logs)))
     return Interval(
         low=min(float(np.exp(low)), point), point=point, high=max(float(np.exp(high)), point)
     )

@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernel_agent import policy
 from kernel_agent.expert import ir
 from kernel_agent.expert.grouping import optimized_plan
 from kernel_agent.expert.lowering import lower
-from kernel_agent.expert.params import Params
+from kernel_agent.expert.params import PLAIN, Params
 from kernel_agent.expert.plan import Plan, reference_plan
 from kernel_agent.expert.solution import solution_files
 from kernel_agent.expert.variants import variants
@@ -48,28 +49,50 @@ class Expert:
         traced = self._trace(task.problem)
         try:
             graph = lower(traced)
-            plan = self._plan(task.kind, graph)
+            reference = task.kind is TrajectoryKind.REFERENCE
+            plan = reference_plan(graph) if reference else optimized_plan(graph)
+            drafts = _drafts(plan, task)
         except ir.Unsupported as error:
             raise policy.Unsupported(str(error)) from error
-        if task.kind is TrajectoryKind.REFERENCE:
-            yield from _reference(task, plan)
+        except (
+            Exception
+        ) as error:  # a gap in the planner costs the trajectory, and says where it is
+            raise policy.Unsupported(f"planner: {type(error).__name__}: {error}") from error
+        if reference:
+            yield from _reference(plan, drafts[0])
         else:
-            yield from _optimized(task, plan)
-
-    @staticmethod
-    def _plan(kind: TrajectoryKind, graph: ir.Graph) -> Plan:
-        return reference_plan(graph) if kind is TrajectoryKind.REFERENCE else optimized_plan(graph)
+            yield from _optimized(task, plan, drafts)
 
 
-def _reference(task: Task, plan: Plan) -> Play:
-    files = solution_files(task.problem.code, plan, task.problem.target)
-    thought = "\n".join(
-        [
-            "First a plain kernel per operator, so that there is something correct to measure.",
-            *_notes(plan),
-        ]
-    )
-    built = yield Action(thought=thought, calls=(*_writes({}, files), _call("compile")))
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """One way to print a plan: its files, and what should move compared with the one before."""
+
+    params: Params
+    files: dict[str, str]
+
+
+def _drafts(plan: Plan, task: Task) -> list[Draft]:
+    """The plan's variants as files, the default one first; identical ones once."""
+    problem = task.problem
+    chosen = [PLAIN]
+    if task.kind is TrajectoryKind.OPTIMIZED:
+        chosen = list(variants(plan, problem.target, problem.precision))
+    drafts: list[Draft] = []
+    for params in chosen:
+        files = solution_files(problem.code, plan, problem.target, params)
+        if all(files != draft.files for draft in drafts):
+            drafts.append(Draft(params=params, files=files))
+    return drafts[:MAX_VARIANTS]
+
+
+def _reference(plan: Plan, draft: Draft) -> Play:
+    thought = [
+        "First a plain kernel per operator, so that there is something correct to measure.",
+        *_notes(plan),
+    ]
+    calls = (*_writes({}, draft.files), _call("compile"))
+    built = yield Action(thought="\n".join(thought), calls=calls)
     if _build_failed(built):
         yield Action(thought="It does not build; I have no other way to write it.", calls=())
         return
@@ -77,43 +100,37 @@ def _reference(task: Task, plan: Plan) -> Play:
     yield Action(thought=_closing(seen), calls=())
 
 
-def _optimized(task: Task, plan: Plan) -> Play:
-    problem = task.problem
+def _optimized(task: Task, plan: Plan, drafts: Sequence[Draft]) -> Play:
     workspace, best_files = dict(task.files), dict(task.files)
     best, idle = task.start, 0
-    for index, params in enumerate(_variants(plan, task)):
-        files = solution_files(problem.code, plan, problem.target, params)
-        if files == workspace:
+    for index, draft in enumerate(drafts):
+        if draft.files == workspace:
             continue
-        thought = _opening(plan, task) if index == 0 else f"Next, {params.name}: {params.why}"
-        layer = Layer.ALGORITHM if index == 0 else Layer.FINE_TUNING
-        calls = (*_writes(workspace, files), _call("compile"))
-        workspace = files
+        why = f"Next, {draft.params.name}: {draft.params.why}"
+        layer = Layer.FINE_TUNING if index else Layer.ALGORITHM
+        calls = (*_writes(workspace, draft.files), _call("compile"))
+        workspace = draft.files
+        thought = why if index else _opening(plan)
         built = yield Action(thought=thought, calls=calls, layer=layer)
         if _build_failed(built):
             continue
         seen = yield _look("Built. Right, and faster?", layer)
         gain = _gain(best, seen.verdict)
         if gain is not None and gain > 1.0:
-            best, best_files = seen.verdict, files
+            best, best_files = seen.verdict, draft.files
         idle = 0 if gain is not None and gain >= GAIN else idle + 1
         if idle >= PATIENCE or _near_roofline(best):
             break
-    if workspace != best_files and best is not None:
-        restore = _writes(workspace, best_files)
+    if best is not None and workspace != best_files:
         thought = "The last change brought nothing; back to the fastest version."
-        yield Action(thought=thought, calls=(*restore, _call("compile")))
+        yield Action(thought=thought, calls=(*_writes(workspace, best_files), _call("compile")))
         seen = yield _look("Is it the one I measured?")
         yield Action(thought=_closing(seen), calls=())
         return
     yield Action(thought="Done: the fastest version is in place.", calls=())
 
 
-def _variants(plan: Plan, task: Task) -> Sequence[Params]:
-    return list(variants(plan, task.problem.target))[:MAX_VARIANTS]
-
-
-def _opening(plan: Plan, task: Task) -> str:
+def _opening(plan: Plan) -> str:
     lines = [
         "Fewer passes over memory first: operators that walk the same elements go into one kernel."
     ]
