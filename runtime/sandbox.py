@@ -30,8 +30,12 @@ ALLOWED_ENVIRONMENT = (
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
 )  # fmt: skip
-SINGLE_THREADED = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""The warm parent forks, so it must not start threads."""
+FORKABLE = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""The warm parent forks, so it must start no threads and no CUDA runtime."""
 PRELOAD = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.flop_counter")
 
 
@@ -91,7 +95,7 @@ class Zygote:
         """`warm`: compile something first, so that a child's first torch.compile is fast."""
         ours, theirs = socket.socketpair()
         kept = {k: os.environ[k] for k in ALLOWED_ENVIRONMENT if k in os.environ}
-        kept |= {"HOME": "/tmp", **SINGLE_THREADED, **(environment or {})}
+        kept |= {"HOME": "/tmp", **FORKABLE, **(environment or {})}
         self._process = subprocess.Popen(
             [
                 sys.executable,

@@ -15,7 +15,10 @@ process group outlives it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import gc
 import importlib
 import json
 import os
@@ -26,7 +29,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -39,9 +42,11 @@ Handlers = dict[str, Callable[..., Any]]
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    for name in sys.argv[3:]:
-        importlib.import_module(name)
-    _warm_up(compiler=sys.argv[2] == "warm")
+    with _no_device():
+        for name in sys.argv[3:]:
+            importlib.import_module(name)
+        _warm_up(compiler=sys.argv[2] == "warm")
+    _forget_device_answers()
     user = _unprivileged_user()
     control.sendall(b'{"ready": true}\n')
     children: dict[int, int | None] = {}
@@ -67,12 +72,44 @@ def main() -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def _no_device() -> Iterator[None]:
+    """Hide every GPU from torch.
+
+    A CUDA runtime that a parent has as much as asked for the number of devices cannot be used
+    after a fork, and importing torch's compiler is enough to ask.
+    """
+    import torch
+
+    def refuse() -> None:
+        raise RuntimeError("the warm parent has no device")
+
+    with (
+        mock.patch.object(torch.cuda, "is_available", lambda: False),
+        mock.patch.object(torch.cuda, "device_count", lambda: 0),
+        mock.patch.object(torch.cuda, "_lazy_init", refuse),
+    ):
+        yield
+
+
+def _forget_device_answers() -> None:
+    """Clear what torch remembers of a machine without a GPU, such as that Triton is of no use.
+
+    Only answers about devices: torch's compiler also caches that it has registered its patterns.
+    """
+    homes = ("torch.utils._triton", "torch.cuda", "torch._dynamo.device_interface")
+    for cached in gc.get_objects():
+        # By exact type: `isinstance` would wake dead proxies and deprecated aliases.
+        if type(cached) is functools._lru_cache_wrapper:
+            system = cached.__qualname__ == "CacheBase.get_system"
+            if system or cached.__module__.startswith(homes):
+                cached.cache_clear()
+
+
 def _warm_up(compiler: bool) -> None:
     """Load what children would load one by one; with `compiler`, compile a tiny function too.
 
-    One thread only, because a thread pool would not survive the fork, and without a sight of any
-    GPU, because a CUDA runtime that has started cannot be used after a fork: torch.compile looks
-    at the GPU's random state and properties even for a function on the CPU.
+    One thread only, because a thread pool would not survive the fork.
     """
     import torch
 
@@ -81,8 +118,7 @@ def _warm_up(compiler: bool) -> None:
     trace.preload()
     torch.set_num_threads(1)
     if compiler:
-        blind = mock.patch.object(torch.cuda, "is_available", lambda: False)
-        with blind, torch.no_grad():
+        with torch.no_grad():
             torch.compile(lambda x: torch.softmax(x * 2, -1).sum())(torch.randn(8, 8))
         torch._dynamo.reset()
 

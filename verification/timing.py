@@ -3,8 +3,9 @@
 One measurement is a number of rounds. In each round every side runs a few calls, in an order
 that turns round from one round to the next (E C A S, then S A C E), so that heat, clocks and
 other drift fall on all sides alike. A round gives one ratio per pair; the ratio reported is the
-geometric mean over rounds with its 95 % bootstrap interval over rounds. The `compile` side runs
-twice in every round: the ratio of its two halves is the A/A control, which must be 1.
+median over rounds (an interrupted round is one vote) with its 95 % bootstrap interval over rounds.
+The `compile` side runs twice in every round: the ratio of its two halves is the A/A control, which
+must be 1.
 
 How many calls a round has follows from the baseline's time only: the solution must not choose
 how long it is watched.
