@@ -45,7 +45,7 @@ RATES = {
         flops_per_s={Precision.FP32: 51e12, Precision.TF32: 240e12, Precision.BF16: 470e12},
         convolution_share=0.5,
         launch_ms=0.005,
-        max_numel=256 << 20,
+        max_numel=168 << 20,
         max_flops=0.2e12,
         band_ms=(1.2, 30.0),
     ),

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,12 @@ FORKABLE = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """The warm parent forks, so it must start no threads and no CUDA runtime."""
-PRELOAD = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.flop_counter")
+PRELOAD = (
+    "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.flop_counter",
+    "torch._inductor.codegen.triton", "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.kernel.mm", "torch._inductor.kernel.conv",
+    "?triton", "?triton.compiler", "?triton.backends.nvidia.compiler",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +97,25 @@ class RemoteError(WorkerError):
 class Zygote:
     """A warm forkserver of our own; start-up takes seconds, a worker milliseconds."""
 
-    def __init__(self, environment: dict[str, str] | None = None, warm: bool = True) -> None:
-        """`warm`: compile something first, so that a child's first torch.compile is fast."""
+    def __init__(
+        self,
+        preload: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        warm: bool = True,
+    ) -> None:
+        """`preload`: modules to import before any fork, those marked with ? where they exist.
+
+        `warm`: compile something before any fork, so that a child's first torch.compile is fast.
+        """
         ours, theirs = socket.socketpair()
         kept = {k: os.environ[k] for k in ALLOWED_ENVIRONMENT if k in os.environ}
         kept |= {"HOME": "/tmp", **FORKABLE, **(environment or {})}
         self._process = subprocess.Popen(
             [
                 sys.executable,
+                *("-W", "ignore:This process:DeprecationWarning"),  # it forks, and knows how
                 *("-m", "runtime.zygote", str(theirs.fileno())),
-                *("warm" if warm else "cool", *PRELOAD),
+                *("warm" if warm else "cool", *PRELOAD, *preload),
             ],
             pass_fds=[theirs.fileno()],
             env=kept,

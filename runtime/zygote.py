@@ -44,7 +44,9 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     with _no_device():
         for name in sys.argv[3:]:
-            importlib.import_module(name)
+            optional = name.startswith("?")
+            with contextlib.suppress(ImportError) if optional else contextlib.nullcontext():
+                importlib.import_module(name.removeprefix("?"))
         _warm_up(compiler=sys.argv[2] == "warm")
     _forget_device_answers()
     user = _unprivileged_user()

@@ -21,6 +21,8 @@ def warm_up(call: Callable[[], Any]) -> int:
     started, count = time.perf_counter(), 0
     while count < 3 or (count < WARM_UP_CALLS and time.perf_counter() - started < WARM_UP_S):
         call()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         count += 1
     return count
 

@@ -114,6 +114,7 @@ class Judge:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(source.text)
         machine, state_seed = self._machine, fresh_seed()
+        library = str(machine.public(_built(record)))
         with machine.lease.shared():
             reference = self._ready_reference()
             state = str(scratch / "state.pt")
@@ -122,7 +123,6 @@ class Judge:
             "verification.solution_worker:handlers",
             "solution",
             scratch=str(scratch),
-            share=machine.shares_device_memory,
             precision=str(self._problem.precision),
             inputs_code=self._inputs_code,
             log=str(scratch / "log"),
@@ -134,7 +134,7 @@ class Judge:
                 loaded = worker.call("load", machine.timeout_s)
                 record.isolation = from_json(Isolation, loaded["isolation"])
                 trial.calibrate()
-                trial.load(str(_library(record)), state, given["init_inputs"])
+                trial.load(library, state, given["init_inputs"])
             yield trial
         finally:
             worker.close()
@@ -253,7 +253,7 @@ def open_reference(problem: Problem, machine: Machine) -> Worker:
         code=problem.code,
         precision=str(problem.precision),
         state_seed=fresh_seed(),
-        compile_cache=str(machine.cache / "compiled" / problem.problem_id),
+        compile_cache=str(machine.cache / "compiled"),
     )
     try:
         worker.call("load", machine.timeout_s)
@@ -263,10 +263,10 @@ def open_reference(problem: Problem, machine: Machine) -> Worker:
     return worker
 
 
-def _library(record: _Draft) -> Path:
+def _built(record: _Draft) -> Build:
     if record.build is None:
         raise RuntimeError("nothing was built")
-    return record.build.library
+    return record.build
 
 
 @functools.cache

@@ -18,9 +18,10 @@ from runtime.lease import DeviceLease
 from runtime.sandbox import Limits, Worker, WorkerError, Zygote
 from runtime.store import Store
 from schemas.records import Environment, Isolation, Target, content_key, from_json
-from verification.probe import GIVEN_TOTAL
+from verification.build import Build
 from verification.toolchain import Toolchain, toolchain
 
+WORKERS = ("verification.reference_worker", "verification.solution_worker")
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 4 << 30
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
@@ -70,6 +71,7 @@ class Machine:
         self._scratch_root = _scratch_root()
         self._zygote: Zygote | None = None
         self._warm = True
+        self._public: Path | None = None
 
     @functools.cached_property
     def _probed(self) -> dict[str, Any]:
@@ -94,26 +96,6 @@ class Machine:
             return worker.call(method, self.timeout_s)
         finally:
             worker.close()
-
-    @functools.cached_property
-    def shares_device_memory(self) -> bool:
-        """Whether the reference's process can map what a solution's process hands over.
-
-        Tried once per process: drivers and containers differ. Without it outputs go through memory.
-        """
-        if self.target is Target.CPU:
-            return False
-        giver = self.spawn("verification.probe:handlers", "solution")
-        taker = self.spawn("verification.probe:handlers", "reference")
-        try:
-            with self.lease.shared():
-                given = giver.call("give", self.timeout_s)
-                return taker.call("take", self.timeout_s, description=given)["total"] == GIVEN_TOTAL
-        except WorkerError:
-            return False
-        finally:
-            giver.close()
-            taker.close()
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -152,7 +134,7 @@ class Machine:
         if self._zygote is None:
             with self.building():
                 warm_cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.cache / "warm")}
-                self._zygote = Zygote(warm_cache | ALLOCATOR, warm=self._warm)
+                self._zygote = Zygote(WORKERS, warm_cache | ALLOCATOR, warm=self._warm)
         return self._zygote
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -178,7 +160,24 @@ class Machine:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def public(self, build: Build) -> Path:
+        """The built library where an unprivileged user can load it.
+
+        Our cache may lie in a home folder that is closed to others, and memory folders are often
+        mounted without the right to execute.
+        """
+        if self._public is None:
+            self._public = Path(tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-"))
+            self._public.chmod(0o755)
+        library = self._public / f"{build.binary_hash}.so"
+        if not library.exists():
+            shutil.copy(build.library, library)
+        return library
+
     def close(self) -> None:
+        if self._public is not None:
+            shutil.rmtree(self._public, ignore_errors=True)
+            self._public = None
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -190,8 +189,9 @@ def _scratch_root() -> str:
     What killed processes left there is removed on the way.
     """
     shm = os.access(SHM, os.W_OK) and shutil.disk_usage(SHM).free >= SHM_BYTES_NEEDED
-    root = SHM if shm else Path(tempfile.gettempdir())
-    for left in root.glob("ops6k-[0-9]*-*"):
-        if not psutil.pid_exists(int(left.name.split("-")[1])):
-            shutil.rmtree(left, ignore_errors=True)
-    return str(root)
+    temporary = Path(tempfile.gettempdir())
+    for root in (SHM, temporary):
+        for left in root.glob("ops6k-[0-9]*-*"):
+            if not psutil.pid_exists(int(left.name.split("-")[1])):
+                shutil.rmtree(left, ignore_errors=True)
+    return str(SHM if shm else temporary)

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 
 from schemas.records import Environment, Precision, Target, content_id, to_json
-from verification.transport import receive_tensor, send_tensor
 from verification.worker_setup import set_device, set_precision
 
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
-GIVEN_TOTAL = 4950.0
 
 
 def environment(target: Target, device: str, num_threads: int) -> Environment:
@@ -97,17 +95,7 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
             return None
         return "".join(map(str, torch.cuda.get_device_capability(device)))
 
-    def give() -> dict[str, Any]:
-        held["given"] = torch.arange(100, dtype=torch.float32, device=device)
-        return send_tensor(held["given"], "", share=True)
-
-    def take(description: dict[str, Any]) -> dict[str, float]:
-        return {"total": float(receive_tensor(description, "").sum())}
-
-    held: dict[str, torch.Tensor] = {}
     return {
-        "give": give,
-        "take": take,
         "environment": lambda: {
             "environment": to_json(environment(target, device, threads)),
             "capability": capability(),

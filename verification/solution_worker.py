@@ -30,13 +30,11 @@ class Candidate:
     def __init__(self, config: dict[str, Any]) -> None:
         self.device: str = config["device"]
         self.scratch = Path(config["scratch"])
-        self._share: bool = config["share"]
         set_device(self.device, config["num_threads"], config["device_memory_gib"])
         set_precision(config["precision"])
         self.module = _inputs_module(config["inputs_code"])
         self._clock = Clock(self.device)
         self._alive: list[tuple[str, list[torch.Tensor]]] = []
-        self._sent: list[list[torch.Tensor]] = []
         self._ring: InputRing | None = None
         self._result: Any = None
 
@@ -95,19 +93,17 @@ class Candidate:
                 tensor.view(-1).view(torch.uint8).fill_(0xFF)
 
     def _send(self, prefix: str, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
-        """Describe outputs for the reader; they live on until `alive` or the end."""
-        whole = [value.detach().contiguous() for value in outputs]
-        self._sent.append(whole)
+        """Hand outputs to the reader."""
         sent = [
-            send_tensor(value, str(self.scratch / f"{prefix}.{index}"), self._share)
-            for index, value in enumerate(whole)
+            send_tensor(value, str(self.scratch / f"{prefix}.{index}"))
+            for index, value in enumerate(outputs)
         ]
         return {"structure": structure, "outputs": sent}
 
     def alive(self) -> dict[str, Any]:
         """Whether all earlier outputs still hold what they held. Then they are let go."""
         kept = all(checksum(list(outputs)) == was for was, outputs in self._alive)
-        self._alive, self._sent = [], []
+        self._alive = []
         return {"kept": kept}
 
     def make_ring(self, seed: int) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Tensors from one process to another without copying gigabytes, and without pickles.
+"""Tensors from one process to another as bytes in a file, without pickles.
 
-On a CUDA device an output stays where it is and its memory handle travels; the reader maps it.
-On a CPU the bytes go through a file in the scratch folder (memory, where /dev/shm is large
-enough). A reader takes shape and dtype from the description only after checking them against the
-size.
+The file lies in the scratch folder, which is memory where /dev/shm is large enough. A reader
+takes shape and dtype from the description only after checking them against the size.
+
+Mapping device memory between the processes (CUDA IPC) would save the copies, but opening a
+handle made by another user in another network namespace hung in the driver on the H200 machine
+it was tried on.
 """
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +24,20 @@ DTYPES = {
 }  # fmt: skip
 
 
-def send_tensor(value: torch.Tensor, path: str, share: bool) -> dict[str, Any]:
-    """Make a contiguous tensor readable by another process; the sender keeps it alive until then.
-
-    `share`: hand over a mapping of device memory instead of writing the bytes to `path`.
-    """
-    description: dict[str, Any] = {
-        "shape": list(value.shape),
-        "dtype": str(value.dtype).removeprefix("torch."),
-    }
-    if share and value.numel() > 0:
-        handle = value.untyped_storage()._share_cuda_()
-        encoded = [base64.b64encode(h).decode() if isinstance(h, bytes) else h for h in handle]
-        return description | {"cuda": encoded, "offset": value.storage_offset()}
-    value.cpu().flatten().view(torch.uint8).numpy().tofile(path)
-    return description | {"file": path}
+def send_tensor(value: torch.Tensor, path: str) -> dict[str, Any]:
+    """Write a tensor's bytes to `path` and describe it."""
+    flat = value.detach().contiguous().view(-1)
+    if flat.numel() > 0:
+        # Straight from the device into the file's pages.
+        size = flat.numel()
+        torch.from_file(path, shared=True, size=size, dtype=flat.dtype).copy_(flat)
+    else:
+        Path(path).touch()
+    return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
 
 
 def receive_tensor(description: dict[str, Any], path: str) -> torch.Tensor:
-    """The tensor behind a description. Raises ValueError when the two do not fit.
+    """The tensor behind a description, on the CPU. Raises ValueError when the two do not fit.
 
     `path` is where the reader expects the bytes: a description cannot name another file.
     """
@@ -50,12 +46,6 @@ def receive_tensor(description: dict[str, Any], path: str) -> torch.Tensor:
     if dtype is None or any(size < 0 for size in shape):
         raise ValueError(f"not a tensor: {shape} {description['dtype']!r}")
     count = torch.Size(shape).numel()
-    if "cuda" in description:
-        handle = [base64.b64decode(h) if isinstance(h, str) else h for h in description["cuda"]]
-        storage = torch.UntypedStorage._new_shared_cuda(*handle)
-        value = torch.empty(0, dtype=dtype, device=storage.device)
-        strides = torch.empty(shape, device="meta").stride()
-        return value.set_(storage, int(description["offset"]), shape, strides)
     size = Path(path).stat().st_size
     if size != count * dtype.itemsize:
         raise ValueError(f"expected {count * dtype.itemsize} bytes for {shape}, got {size}")
