@@ -147,6 +147,18 @@ def test_a_failed_trajectory_teaches_the_critic_only() -> None:
     assert (row["max_error"], row["error_budget"]) == (1.0, 1e-6)
 
 
+@pytest.mark.parametrize("rule", SftRule)
+def test_what_could_not_be_timed_is_no_example_of_speed(rule: SftRule) -> None:
+    """Every check passed, so it is a correct rollout everywhere but in sft."""
+    best = factories.verdict(VerdictStatus.UNMEASURED)
+    settings = ExportSettings(tools=factories.TOOLS, sft_rule=rule)
+    found = of_trajectory(factories.trajectory(best=best), settings=settings)
+    assert found["sft"] == "unmeasured"
+    assert found["critic"]["reward"] == 1.0
+    assert found["trajectories"]["speedup_eager"] is None
+    assert found["trajectories"]["solution"] is not None
+
+
 def test_the_error_shown_is_of_the_check_nearest_to_its_budget() -> None:
     checks = (
         factories.check(error=5e-7, budget=1e-6),

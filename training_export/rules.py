@@ -29,6 +29,7 @@ class ExportReason(StrEnum):
     MALFORMED = "malformed"  # the rollout cannot be told as a chat
     ENVIRONMENT_ERROR = "environment_error"  # the harness failed: there is no reward
     NOT_CORRECT = "not_correct"  # no solution passed
+    UNMEASURED = "unmeasured"  # right, but the timing did not hold still: no speed to speak of
     SCHEMA_VIOLATION = "schema_violation"  # a call that no tool takes
     LOOPING = "looping"  # the same step over and over
     NOT_FASTER_THAN_EAGER = "not_faster_than_eager"
@@ -93,6 +94,8 @@ def refuse_sft(
     if verdict is None:
         yield ExportReason.NOT_CORRECT, str(trajectory.stop_reason)
         return
+    if not verdict.correct:
+        yield ExportReason.UNMEASURED, verdict.reason
     if (detail := messages.schema_violation(trajectory, settings.tools)) is not None:
         yield ExportReason.SCHEMA_VIOLATION, detail
     if (detail := messages.looping(trajectory)) is not None:
