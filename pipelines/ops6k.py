@@ -11,7 +11,7 @@ import sys
 
 import apache_beam as beam
 
-from pipelines import runner, transforms
+from pipelines import runner, transforms, workshop
 from pipelines.options import RunConfig
 
 
@@ -30,4 +30,4 @@ def build(p: beam.Pipeline, config: RunConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(runner.main(sys.argv[1:], build))
+    sys.exit(runner.main(sys.argv[1:], build, workshop.shared_zygote))

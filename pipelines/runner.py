@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import apache_beam as beam
@@ -35,9 +36,11 @@ EXIT_FAILED, EXIT_USAGE, EXIT_WORKERS = 1, 2, 70
 _restarting = threading.Lock()
 
 Build = Callable[[beam.Pipeline, RunConfig], None]
+Around = Callable[[RunConfig], AbstractContextManager[object]]
+"""What a local run needs for as long as it lasts."""
 
 
-def main(argv: list[str], build: Build) -> int:
+def main(argv: list[str], build: Build, around: Around = nullcontext) -> int:
     """The command: exit code 0 when every loss has a reason, 1 when one is a bug of ours or the run
     failed, 2 when nothing was started, 70 when workers kept dying."""
     try:
@@ -56,7 +59,7 @@ def main(argv: list[str], build: Build) -> int:
         return EXIT_USAGE
     if not config.local:
         return run_on_fleet(config, flags, build)
-    return run_here(config, flags, build)
+    return run_here(config, flags, build, around)
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -81,10 +84,10 @@ def plan(config: RunConfig, resumed: bool) -> str:
     )
 
 
-def run_here(config: RunConfig, flags: list[str], build: Build) -> int:
+def run_here(config: RunConfig, flags: list[str], build: Build, around: Around) -> int:
     """Run on this machine's cores, restart when a worker process dies, and print the summary."""
     _watch_workers()
-    with Progress(config):
+    with around(config), Progress(config):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=local_options(config, flags))
         build(pipeline, config)
         try:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import re
 import tempfile
-
-import torch
+from collections.abc import Iterator
+from pathlib import Path
 
 from pipelines.options import RunConfig
 from runtime.store import Store
 from schemas.records import Target
-from verification.machine import Machine, MachineSettings
+from verification.machine import Machine, MachineSettings, start_zygote
+
+ZYGOTE = "OPS6K_ZYGOTE"
 
 
 @functools.cache
@@ -29,21 +32,44 @@ def machine(config: RunConfig) -> Machine:
             target=Target(config.target),
             device=device(config),
             store=config.store_root,
-            cache=local_path(config, "cache") or os.path.join(tempfile.gettempdir(), "ops6k-cache"),
+            cache=cache_folder(config),
             memory_limit_gib=config.memory_limit_gib,
             device_memory_gib=config.device_memory_gib,
             problem_timeout_s=config.problem_timeout_s,
             lease_log=local_path(config, "lease.log"),
+            zygote=os.environ.get(ZYGOTE),
         )
     )
     atexit.register(opened.close)
     return opened
 
 
+def cache_folder(config: RunConfig) -> str:
+    """Where built libraries and compiled baselines are; always on a local disk."""
+    return local_path(config, "cache") or os.path.join(tempfile.gettempdir(), "ops6k-cache")
+
+
+@contextlib.contextmanager
+def shared_zygote(config: RunConfig) -> Iterator[None]:
+    """One warm parent for every worker process of this machine, while a run lasts.
+
+    It warms up while Beam starts its workers; its address travels in the environment they inherit.
+    """
+    zygote = start_zygote(Path(cache_folder(config)))
+    os.environ[ZYGOTE] = zygote.address
+    try:
+        yield
+    finally:
+        del os.environ[ZYGOTE]
+        zygote.close()
+
+
 def device(config: RunConfig) -> str:
     """The device this worker measures on: workers are dealt out over the GPUs by Beam's number."""
     if config.target == Target.CPU:
         return "cpu"
+    import torch  # here, because the driver needs this module and not torch
+
     number = re.search(r"(\d+)$", os.environ.get("WORKER_ID", "0"))
     return f"cuda:{int(number.group(1) if number else 0) % torch.cuda.device_count()}"
 

@@ -10,10 +10,12 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +24,8 @@ from typing import Any
 
 import psutil
 
-from runtime.zygote import MAX_MESSAGE_BYTES
+from runtime.confine import MAX_MESSAGE_BYTES
+from runtime.zygote import MAX_REQUEST_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a child may see of our environment: where programs and libraries are, nothing secret.
@@ -95,26 +98,49 @@ class RemoteError(WorkerError):
 
 
 class Zygote:
-    """A warm forkserver of our own; start-up takes seconds, a worker milliseconds."""
+    """A connection to a warm parent, and with `start` the warm parent itself.
 
-    def __init__(
-        self,
+    Starting one takes seconds, a worker milliseconds. Others `connect` to its `address` and
+    share it; their workers are their own. It ends with whoever started it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._started: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
+
+    @staticmethod
+    def connect(address: str) -> Zygote:
+        """Share the warm parent at `address`. Raises WorkerCrash when there is none."""
+        zygote = Zygote(address)
+        try:
+            zygote._control.connect(address)
+        except OSError as error:
+            raise WorkerCrash(f"no warm parent at {address}: {error}") from error
+        return zygote
+
+    @staticmethod
+    def start(
         preload: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         warm: bool = True,
-    ) -> None:
-        """`preload`: modules to import before any fork, those marked with ? where they exist.
+    ) -> Zygote:
+        """Start a warm parent and connect to it; it may still be warming up then.
 
+        `preload`: modules to import before any fork, those marked with ? where they exist.
         `warm`: compile something before any fork, so that a child's first torch.compile is fast.
         """
+        folder = tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-")
+        address = os.path.join(folder, "zygote")
         ours, theirs = socket.socketpair()
         kept = {k: os.environ[k] for k in ALLOWED_ENVIRONMENT if k in os.environ}
         kept |= {"HOME": "/tmp", **FORKABLE, **(environment or {})}
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [
                 sys.executable,
                 *("-W", "ignore:This process:DeprecationWarning"),  # it forks, and knows how
-                *("-m", "runtime.zygote", str(theirs.fileno())),
+                *("-m", "runtime.zygote", str(theirs.fileno()), address),
                 *("warm" if warm else "cool", *PRELOAD, *preload),
             ],
             pass_fds=[theirs.fileno()],
@@ -123,13 +149,16 @@ class Zygote:
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
-        self._control = ours
-        self._reader = ours.makefile("rb")
-        if not self._reader.readline():
-            raise WorkerCrash(
-                f"the warm parent did not start (exit code {self._process.wait()}); "
-                "its own message is on stderr"
-            )
+        while not os.path.exists(address):
+            if process.poll() is not None:
+                raise WorkerCrash(
+                    f"the warm parent did not start (exit code {process.returncode}); "
+                    "its own message is on stderr"
+                )
+            time.sleep(0.01)
+        zygote = Zygote.connect(address)
+        zygote._started = (process, ours)
+        return zygote
 
     def spawn(self, entry: str, config: dict[str, Any], limits: Limits, role: str) -> Worker:
         """Fork a worker that runs `entry` ("module:function"), which returns its handlers.
@@ -139,25 +168,35 @@ class Zygote:
         """
         ours, theirs = socket.socketpair()
         request = {"entry": entry, "config": config, "limits": asdict(limits), "role": role}
-        socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+        reply = self._ask(request, [theirs.fileno()])
         theirs.close()
-        reply = json.loads(self._reader.readline() or b"null")
-        if reply is None:
-            raise WorkerCrash("the warm parent died")
         return Worker(self, reply["pid"], ours, limits)
 
     def exit_code(self, pid: int) -> int | None:
-        self._control.sendall(json.dumps({"status": pid}).encode())
-        return json.loads(self._reader.readline() or b'{"status": null}')["status"]
+        return self._ask({"status": pid})["status"]
+
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
+            reply = self._control.recv(1 << 16)
+        except OSError as error:
+            raise WorkerCrash(f"the warm parent is gone: {error}") from error
+        if not reply:
+            raise WorkerCrash("the warm parent is gone; its own message is on stderr")
+        return json.loads(reply)
 
     def close(self) -> None:
-        """End the warm parent and every worker it forked."""
+        """End our workers, and the warm parent with all of them if we started it."""
         self._control.close()
-        self._reader.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        self._process.kill()
-        self._process.wait()
+        if self._started is not None:
+            process, owner = self._started
+            owner.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()
+            process.wait()
+            shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
+            self._started = None
 
 
 class Worker:

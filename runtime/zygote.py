@@ -1,77 +1,164 @@
 """The warm parent: a process with torch imported that forks one child per problem or solution.
 
-Run as `python -m runtime.zygote FD {warm,cool} MODULES` by `runtime.sandbox.Zygote`. It never
-touches a device, holds no secret and runs no foreign code itself. A fork costs milliseconds
-where a fresh interpreter pays seconds for importing torch, and a child's first torch.compile
-takes a tenth of a cold one.
+Run as `python -m runtime.zygote OWNER_FD ADDRESS {warm,cool} MODULES` by
+`runtime.sandbox.Zygote`. It never touches a device, holds no secret and runs no foreign code
+itself. A fork costs milliseconds where a fresh interpreter pays seconds for importing torch, and
+a child's first torch.compile takes a tenth of a cold one. Any number of processes share one:
+each connects to ADDRESS and owns the children it asked for. When a client goes its children go;
+when the owner goes, everything does.
 
-A child leads a process group of its own, loses what `confine` can take away, and then serves JSON
-requests on its channel until the other end closes it.
-
-What `confine` does not cover: the file system stays readable and other processes visible (a
-private mount and PID namespace, seccomp and Landlock are not used yet); a child that leaves its
-process group outlives it.
+A child leads a process group of its own, loses what `runtime.confine` can take away, and then
+serves JSON requests on its channel until the other end closes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib
 import json
 import os
-import pwd
-import resource
+import selectors
 import signal
 import socket
+import struct
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 from unittest import mock
 
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-PR_SET_PDEATHSIG = 1
-MAX_MESSAGE_BYTES = 16 << 20
+import psutil
 
-Handlers = dict[str, Callable[..., Any]]
+from runtime.confine import live, unprivileged_user
+
+MAX_REQUEST_BYTES = 4 << 20
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+    owner = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(sys.argv[2])
+    os.chmod(sys.argv[2], 0o600)
+    listener.listen(256)  # who connects during the warm-up waits
     with _no_device():
-        for name in sys.argv[3:]:
+        for name in sys.argv[4:]:
             optional = name.startswith("?")
             with contextlib.suppress(ImportError) if optional else contextlib.nullcontext():
                 importlib.import_module(name.removeprefix("?"))
-        _warm_up(compiler=sys.argv[2] == "warm")
+        _warm_up(compiler=sys.argv[3] == "warm")
     _forget_device_answers()
-    user = _unprivileged_user()
-    control.sendall(b'{"ready": true}\n')
-    children: dict[int, int | None] = {}
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
-        _reap(children)
+    try:
+        Server(owner, listener, unprivileged_user()).run()
+    finally:
+        os.unlink(sys.argv[2])
+
+
+class Server:
+    """Forks on request. `children` by client: pid -> exit code, None while alive."""
+
+    def __init__(self, owner: socket.socket, listener: socket.socket, user: int | None) -> None:
+        self._owner, self._listener, self._user = owner, listener, user
+        self._owner_pid = os.getppid()
+        self._children: dict[socket.socket, dict[int, int | None]] = {}
+        self._orphans: dict[int, int | None] = {}
+        self._selector = selectors.DefaultSelector()
+        for source in (owner, listener):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Serve until the owner's end of its socket closes."""
+        while True:
+            for key, _ in self._selector.select():
+                source = key.fileobj
+                if source is self._owner:
+                    for client in list(self._children):
+                        self._drop(client)
+                    return
+                if source is self._listener:
+                    self._welcome()
+                elif isinstance(source, socket.socket):
+                    self._answer(source)
+
+    def _welcome(self) -> None:
+        client, _ = self._listener.accept()
+        if not self._invited(client):
+            client.close()
+            return
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
+        self._children[client] = {}
+        self._selector.register(client, selectors.EVENT_READ)
+
+    def _invited(self, client: socket.socket) -> bool:
+        """Only the owner's process tree may ask, and no child of ours: a solution that runs as the
+        same user could otherwise have a worker forked for it that is not confined as it is."""
+        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid = struct.unpack("3i", peer)[0]
+        try:
+            line = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+        except psutil.NoSuchProcess:
+            return False
+        return self._owner_pid in line and os.getpid() not in line
+
+    def _answer(self, client: socket.socket) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(client, MAX_REQUEST_BYTES, 1)
+        except ConnectionError:
+            data, descriptors = b"", []
         if not data:
-            break
+            self._drop(client)
+            return
+        children = self._children[client]
+        _reap(children)
+        _reap(self._orphans)
         request = json.loads(data)
         if "status" in request:
-            _send(control, {"status": _status(children, request["status"])})
-            continue
-        channel = socket.socket(fileno=descriptors[0])
+            reply = {"status": _status(children, request["status"])}
+        else:
+            pid = self._fork(socket.socket(fileno=descriptors[0]), request)
+            children[pid] = None
+            reply = {"pid": pid}
+        with contextlib.suppress(ConnectionError):
+            client.send(json.dumps(reply).encode())
+
+    def _fork(self, channel: socket.socket, request: dict[str, object]) -> int:
         pid = os.fork()
         if pid == 0:
-            control.close()
-            _child(channel, request, user)
+            # A client's socket that a child kept open would outlive the client.
+            for source in (self._owner, self._listener, *self._children):
+                source.close()
+            self._selector.close()
+            live(channel, request, self._user)
         channel.close()
-        children[pid] = None
-        _send(control, {"pid": pid})
-    for pid, status in children.items():
-        if status is None:
-            os.killpg(pid, signal.SIGKILL)
+        return pid
+
+    def _drop(self, client: socket.socket) -> None:
+        for pid, status in self._children.pop(client).items():
+            if status is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                self._orphans[pid] = None
+        self._selector.unregister(client)
+        client.close()
+
+
+def _reap(children: dict[int, int | None]) -> None:
+    for pid in [p for p, status in children.items() if status is None]:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            children[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _status(children: dict[int, int | None], pid: int) -> int | None:
+    """Exit code (negative: the signal) of a child whose channel has closed; None if it lives on."""
+    if children.get(pid) is None:
+        for _ in range(200):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                children[pid] = os.waitstatus_to_exitcode(status)
+                break
+            time.sleep(0.01)
+    return children.pop(pid, None)
 
 
 @contextlib.contextmanager
@@ -123,141 +210,6 @@ def _warm_up(compiler: bool) -> None:
         with torch.no_grad():
             torch.compile(lambda x: torch.softmax(x * 2, -1).sum())(torch.randn(8, 8))
         torch._dynamo.reset()
-
-
-def _child(channel: socket.socket, request: dict[str, Any], user: int | None) -> None:
-    status = 1
-    try:
-        os.setsid()
-        _redirect_output(request["config"].get("log", os.devnull))
-        isolation = confine(request["limits"], user if request["role"] == "solution" else None)
-        serve(channel, _handlers(channel, request, isolation))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def _handlers(
-    channel: socket.socket, request: dict[str, Any], isolation: dict[str, bool]
-) -> Handlers:
-    """The worker's handlers; what goes wrong in making them answers the first call."""
-    module, function = request["entry"].split(":")
-    try:
-        return getattr(importlib.import_module(module), function)(request["config"], isolation)
-    except Exception as error:
-        _send(channel, {"error": describe(error)})
-        raise
-
-
-def _redirect_output(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)
-
-
-def confine(limits: dict[str, Any], user: int | None) -> dict[str, bool]:
-    """Take away the network, the user and unlimited resources; says which of these worked."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    network = libc.unshare(CLONE_NEWNET) == 0
-    if not network and user is None:
-        uid, gid = os.getuid(), os.getgid()
-        network = libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
-        if network:
-            _map_user(uid, gid)
-    file_bytes = int(limits["file_gib"] * 2**30)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if limits["address_space_gib"] is not None:
-        space = int(limits["address_space_gib"] * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    if user is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return {"network": network, "user": user is not None, "limits": True}
-
-
-def _map_user(uid: int, gid: int) -> None:
-    """Keep our own ids inside a new user namespace, so that files stay ours."""
-    for path, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{uid} {uid} 1"),
-        ("gid_map", f"{gid} {gid} 1"),
-    ):
-        with open(f"/proc/self/{path}", "w") as file:
-            file.write(text)
-
-
-def serve(channel: socket.socket, handlers: Handlers) -> None:
-    """Answer requests, one JSON line each, until the other end closes the channel."""
-    reader = channel.makefile("rb")
-    for line in reader:
-        request = json.loads(line)
-        try:
-            reply = {"result": handlers[request["method"]](**request["params"])}
-        except Exception as error:
-            reply = {"error": describe(error)}
-        _send(channel, reply)
-
-
-def describe(error: BaseException) -> dict[str, str]:
-    frames = traceback.format_exception(error)
-    return {
-        "type": type(error).__name__,
-        "message": str(error)[:4000],
-        "trace": "".join(frames)[-6000:],
-    }
-
-
-def _send(channel: socket.socket, value: Any) -> None:
-    channel.sendall(json.dumps(value).encode() + b"\n")
-
-
-def _reap(children: dict[int, int | None]) -> None:
-    for pid in [p for p, status in children.items() if status is None]:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            children[pid] = os.waitstatus_to_exitcode(status)
-
-
-def _status(children: dict[int, int | None], pid: int) -> int | None:
-    """Exit code (negative: the signal) of a child whose channel has closed; None if it lives on."""
-    if children.get(pid) is None:
-        for _ in range(200):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                children[pid] = os.waitstatus_to_exitcode(status)
-                break
-            time.sleep(0.01)
-    return children.pop(pid, None)
-
-
-def _unprivileged_user() -> int | None:
-    """The id of `nobody`, when we are root and that user can read what a child needs."""
-    if os.getuid() != 0:
-        return None
-    import torch
-
-    try:
-        nobody = pwd.getpwnam("nobody").pw_uid
-    except KeyError:
-        return None
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(nobody)
-            os.setuid(nobody)
-            readable = all(os.access(p, os.R_OK) for p in (torch.__file__, os.__file__, __file__))
-            os._exit(0 if readable else 1)
-        finally:
-            os._exit(1)
-    return nobody if os.waitpid(pid, 0)[1] == 0 else None
 
 
 if __name__ == "__main__":

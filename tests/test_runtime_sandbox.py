@@ -17,6 +17,7 @@ from runtime.sandbox import (
     WorkerCrash,
     WorkerOutOfMemory,
     WorkerTimeout,
+    Zygote,
 )
 from verification.machine import Machine
 
@@ -48,10 +49,8 @@ def test_no_network(worker: Worker, cpu_machine: Machine) -> None:
 def test_the_environment_is_an_allowlist(
     cpu_machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.sandbox import Zygote
-
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    zygote = Zygote()
+    zygote = Zygote.start()
     try:
         worker = zygote.spawn(ENTRY, {}, Limits(), "solution")
         seen = worker.call("who", 10)["environment"]
@@ -102,6 +101,40 @@ def test_closing_kills_what_the_worker_started(worker: Worker) -> None:
     assert gone
 
 
+def test_a_shared_parent_keeps_its_clients_apart(cpu_machine: Machine) -> None:
+    """Two processes share one warm parent: when one goes, the other's workers live on."""
+    one, two = (Zygote.connect(cpu_machine.zygote.address) for _ in range(2))
+    first, second = (z.spawn(ENTRY, {}, Limits(), "solution") for z in (one, two))
+    assert first.call("ping", 10) == second.call("ping", 10) == 1
+    one.close()
+    with pytest.raises(WorkerCrash):
+        first.call("hang", 10)
+    assert second.call("ping", 10) == 1
+    two.close()
+
+
+@pytest.mark.parametrize("leave_first", [False, True])
+def test_a_worker_cannot_have_workers(cpu_machine: Machine, leave_first: bool) -> None:
+    """Not even one that runs as our own user and has left its process tree."""
+    zygote = cpu_machine.zygote
+    worker = zygote.spawn(ENTRY, {}, Limits(), "reference")
+    answer = worker.call("ask_for_a_worker", 20, address=zygote.address, leave_first=leave_first)
+    assert answer in ("", "BrokenPipeError", "ConnectionResetError")
+    worker.close()
+
+
+def test_a_long_request_arrives_whole(cpu_machine: Machine) -> None:
+    code = "x" * 300_000
+    worker = cpu_machine.zygote.spawn(ENTRY, {"code": code}, Limits(), "solution")
+    assert worker.call("length", 10) == len(code)
+    worker.close()
+
+
+def test_no_parent_is_said_clearly() -> None:
+    with pytest.raises(WorkerCrash, match="no warm parent at /nonexistent"):
+        Zygote.connect("/nonexistent")
+
+
 def test_the_parent_dies_with_its_owner() -> None:
     """A killed pipeline leaves no workers behind."""
     import signal
@@ -111,7 +144,7 @@ def test_the_parent_dies_with_its_owner() -> None:
 
     code = (
         "from runtime.sandbox import Limits, Zygote\n"
-        f"w = Zygote().spawn({ENTRY!r}, {{}}, Limits(), 'solution')\n"
+        f"w = Zygote.start().spawn({ENTRY!r}, {{}}, Limits(), 'solution')\n"
         "print(w.pid, flush=True)\nw.call('hang', 60)\n"
     )
     owner = subprocess.Popen(

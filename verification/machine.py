@@ -49,6 +49,8 @@ class MachineSettings:
     """Longest single step of a problem or a solution."""
     lease_log: str | None = None
     """A file that records how long the device was leased."""
+    zygote: str | None = None
+    """The address of a warm parent to share; without one the machine starts its own."""
 
 
 class Machine:
@@ -132,9 +134,12 @@ class Machine:
     @property
     def zygote(self) -> Zygote:
         if self._zygote is None:
-            with self.building():
-                warm_cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.cache / "warm")}
-                self._zygote = Zygote(WORKERS, warm_cache | ALLOCATOR, warm=self._warm)
+            shared = self.settings.zygote
+            if shared is not None and self._warm:
+                self._zygote = Zygote.connect(shared)
+            else:
+                with self.building():
+                    self._zygote = start_zygote(self.cache, warm=self._warm)
         return self._zygote
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -181,6 +186,12 @@ class Machine:
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
+
+
+def start_zygote(cache: Path, warm: bool = True) -> Zygote:
+    """A warm parent for the workers of any number of machines with the same cache."""
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "warm"), **ALLOCATOR}
+    return Zygote.start(WORKERS, environment, warm=warm)
 
 
 def _scratch_root() -> str:
