@@ -24,7 +24,8 @@ from operator_templates.catalogue.registry import all_templates
 from operator_templates.compose import ComposeError, compose
 from runtime import sandbox
 from runtime.lease import held_seconds
-from schemas.records import Problem, Target, Trajectory, from_json, to_json
+from schemas.codec import from_json, to_json
+from schemas.records import Problem, Target, Trajectory
 from training_export.run_record import git_commit
 from verification.admission import admit
 from verification.machine import Machine, MachineSettings

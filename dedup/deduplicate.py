@@ -31,7 +31,8 @@ from dedup.clusters import components, leaders
 from dedup.rows import Matched, Row
 from dedup.signature import operator_key
 from dedup.similar import THRESHOLD, similar_pairs
-from schemas.records import Neighbour, Rejection, RejectStage, content_id
+from schemas.codec import content_id
+from schemas.records import Neighbour, Rejection, RejectStage
 
 VALIDATION_SHARE = 0.05
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from kernel_agent.policy import Action, Feedback, Policy, Task, Unsupported
 from kernel_agent.prompts import prompt_of
 from kernel_agent.tools import Toolbox
+from schemas.codec import content_id, content_key, from_json, to_json
 from schemas.records import (
     Admission,
     Problem,
@@ -23,10 +24,6 @@ from schemas.records import (
     Turn,
     Verdict,
     VerdictStatus,
-    content_id,
-    content_key,
-    from_json,
-    to_json,
 )
 from verification.judge import Judge, harness_hash
 from verification.machine import Machine

@@ -7,7 +7,8 @@ from typing import Any
 
 from kernel_agent.policy import Unsupported
 from runtime.sandbox import WorkerError
-from schemas.records import Problem, content_key
+from schemas.codec import content_key
+from schemas.records import Problem
 from verification.machine import Machine
 
 

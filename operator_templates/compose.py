@@ -27,7 +27,8 @@ from operator_templates.shapes import LAYOUTS, Layout
 from operator_templates.sizes import size_fault
 from operator_templates.template import REAL, WIDE, Operand, Template
 from operator_templates.values import Call, Shape
-from schemas.records import Precision, Problem, Target, content_id
+from schemas.codec import content_id
+from schemas.records import Precision, Problem, Target
 
 MAX_DRAWS = 200  # whole graphs per problem
 MAX_STEP_DRAWS = 24  # templates per step

@@ -18,7 +18,8 @@ from pipelines.options import RunConfig
 from pipelines.spans import seconds_per_stage
 from pipelines.workshop import local_path, machine
 from runtime.lease import held_seconds
-from schemas.records import Environment, Rejection, TrajectoryKind, from_json
+from schemas.codec import from_json
+from schemas.records import Environment, Rejection, TrajectoryKind
 from training_export import finish as export
 from training_export import read, run_record, shards
 

@@ -15,7 +15,8 @@ import fsspec
 
 from pipelines.options import RunConfig, UsageError
 from runtime.store import Store
-from schemas.records import SCHEMA_VERSION, Target, content_key
+from schemas.codec import content_key
+from schemas.records import SCHEMA_VERSION, Target
 from training_export.shards import atomic_file, begin
 
 MARKER = ".ops6k"

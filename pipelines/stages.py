@@ -35,6 +35,7 @@ from pipelines.options import RunConfig
 from pipelines.spans import span
 from pipelines.transforms import Place, num_shards
 from pipelines.workshop import local_path, machine, store
+from schemas.codec import content_key, from_json, to_json
 from schemas.records import (
     Admission,
     Neighbour,
@@ -45,9 +46,6 @@ from schemas.records import (
     Target,
     Trajectory,
     TrajectoryKind,
-    content_key,
-    from_json,
-    to_json,
 )
 from training_export import rows as export_rows
 from training_export import shards

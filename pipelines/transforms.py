@@ -20,7 +20,8 @@ from apache_beam.typehints.decorators import no_annotations
 from pipelines.dead_letters import internal_error
 from pipelines.options import RunConfig
 from schemas.arrow import SCHEMAS
-from schemas.records import Rejection, RejectStage, to_json
+from schemas.codec import to_json
+from schemas.records import Rejection, RejectStage
 from training_export import shards
 
 STAGES = "pipelines.stages"

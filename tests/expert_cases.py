@@ -20,7 +20,8 @@ from kernel_agent.expert.params import PLAIN, Params
 from kernel_agent.expert.plan import Plan, reference_plan
 from kernel_agent.expert.solution import solution_files
 from runtime import cabi
-from schemas.records import Target, content_id
+from schemas.codec import content_id
+from schemas.records import Target
 
 PLANNERS = {"reference": reference_plan, "optimized": optimized_plan}
 GXX = (

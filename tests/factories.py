@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from schemas.codec import content_id
 from schemas.records import (
     Admission,
     AdmitReason,
@@ -33,7 +34,6 @@ from schemas.records import (
     Turn,
     Verdict,
     VerdictStatus,
-    content_id,
 )
 
 TOOLS = json.dumps(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.records import Precision, Problem, Solution, Target, content_id
+from schemas.codec import content_id
+from schemas.records import Precision, Problem, Solution, Target
 
 CODE = '''"""scale, shift and gelu
 

@@ -12,7 +12,7 @@ import pytest
 from dedup.deduplicate import cluster_ids, deduplicate, split_of
 from dedup.rows import Matched, Row
 from dedup.signature import jaccard, ngrams_of
-from schemas.records import content_id, to_json
+from schemas.codec import content_id, to_json
 
 OPERATORS = ("relu", "tanh", "exp", "matmul", "softmax", "mean", "conv2d", "sigmoid")
 

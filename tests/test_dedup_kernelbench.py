@@ -23,7 +23,8 @@ from dedup.kernelbench import (
 )
 from dedup.rows import Row
 from dedup.signature import ngrams_of
-from schemas.records import RejectStage, content_id
+from schemas.codec import content_id
+from schemas.records import RejectStage
 
 RELU = """
 import torch

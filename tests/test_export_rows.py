@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schemas.arrow import SCHEMAS
+from schemas.codec import to_json
 from schemas.records import (
     AdmitReason,
     SourceFile,
@@ -19,7 +20,6 @@ from schemas.records import (
     Trajectory,
     TrajectoryKind,
     VerdictStatus,
-    to_json,
 )
 from tests import factories
 from training_export import messages, single_turn

@@ -24,7 +24,8 @@ from pipelines.dead_letters import internal_error, is_internal
 from pipelines.options import RunConfig
 from pipelines.progress import Progress
 from runtime.store import Store
-from schemas.records import RejectStage, content_id
+from schemas.codec import content_id
+from schemas.records import RejectStage
 
 
 def command(folder: Path, *more: str) -> list[str]:

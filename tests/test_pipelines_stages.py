@@ -23,6 +23,7 @@ from operator_templates.compose import ComposeError
 from pipelines import ops6k, output, stages, summary
 from pipelines.options import RunConfig
 from runtime.store import Store
+from schemas.codec import content_key, to_json
 from schemas.records import (
     Admission,
     AdmitReason,
@@ -31,8 +32,6 @@ from schemas.records import (
     StopReason,
     Target,
     TrajectoryKind,
-    content_key,
-    to_json,
 )
 from tests import factories
 

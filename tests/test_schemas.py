@@ -10,17 +10,8 @@ import pyarrow as pa
 import pytest
 
 from schemas import arrow, records
-from schemas.records import (
-    Interval,
-    Layer,
-    Measurement,
-    Solution,
-    VerdictStatus,
-    content_id,
-    content_key,
-    from_json,
-    to_json,
-)
+from schemas.codec import content_id, content_key, from_json, to_json
+from schemas.records import Interval, Layer, Measurement, Solution, VerdictStatus
 from tests import factories
 
 KEPT = factories.kept(3)

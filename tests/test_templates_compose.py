@@ -32,7 +32,8 @@ from operator_templates.sizes import RATES, predicted_ms, total_flops
 from operator_templates.template import POSITIVE, REAL, UNIT, WIDE, Domain
 from operator_templates.values import Call, Shape
 from runtime.trace import declared_operators, trace_operators
-from schemas.records import Precision, Problem, Target, content_id
+from schemas.codec import content_id
+from schemas.records import Precision, Problem, Target
 
 COUNT = 300
 CANONICAL = {template.name: template.canonical for template in all_templates().values()}

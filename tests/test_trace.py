@@ -12,7 +12,7 @@ from runtime.trace import (
     declared_operators,
     trace_operators,
 )
-from schemas.records import to_json
+from schemas.codec import to_json
 
 
 def trace(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dedup.signature import signature
-from schemas.records import Admission, AdmitReason, Precision, Problem, Target, content_id
+from schemas.codec import content_id
+from schemas.records import Admission, AdmitReason, Precision, Problem, Target
 from verification.admission import admit
 from verification.machine import Machine
 

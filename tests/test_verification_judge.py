@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from dedup.signature import signature
-from schemas.records import Admission, Solution, Verdict, VerdictStatus, from_json, to_json
+from schemas.codec import from_json, to_json
+from schemas.records import Admission, Solution, Verdict, VerdictStatus
 from tests import samples
 from verification.admission import admit
 from verification.judge import Judge

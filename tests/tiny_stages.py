@@ -14,13 +14,8 @@ from typing import Any
 
 from pipelines.options import RunConfig
 from runtime.store import Store
-from schemas.records import (
-    Rejection,
-    RejectStage,
-    TrajectoryKind,
-    content_id,
-    content_key,
-)
+from schemas.codec import content_id, content_key
+from schemas.records import Rejection, RejectStage, TrajectoryKind
 
 
 def _lost(index: int, stage: RejectStage, reason: str, kind: Any = None) -> Rejection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.arrow import SCHEMAS
+from schemas.codec import to_json
 from schemas.records import (
     Admission,
     Check,
@@ -16,7 +17,6 @@ from schemas.records import (
     Trajectory,
     Turn,
     Verdict,
-    to_json,
 )
 from training_export import messages, rewards
 from training_export.rules import in_speed_split

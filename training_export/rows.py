@@ -10,15 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schemas.records import (
-    Admission,
-    Neighbour,
-    Problem,
-    Rejection,
-    RejectStage,
-    Trajectory,
-    to_json,
-)
+from schemas.codec import to_json
+from schemas.records import Admission, Neighbour, Problem, Rejection, RejectStage, Trajectory
 from training_export import columns, rules, single_turn
 from training_export.columns import Row
 from training_export.rules import ExportSettings, Refusal

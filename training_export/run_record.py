@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas.arrow import SCHEMAS
-from schemas.records import SCHEMA_VERSION, Environment, Rejection, RejectStage, to_json
+from schemas.codec import to_json
+from schemas.records import SCHEMA_VERSION, Environment, Rejection, RejectStage
 
 Losses = Mapping[tuple[str, str, str | None], int]
 """How many rejections there are of each (stage, reason, kind)."""

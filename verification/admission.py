@@ -13,15 +13,8 @@ from typing import Any, Protocol
 
 from runtime.sandbox import Worker, WorkerError
 from runtime.trace import OperatorNode, declared_operators
-from schemas.records import (
-    Admission,
-    AdmitReason,
-    Problem,
-    Target,
-    content_key,
-    from_json,
-    to_json,
-)
+from schemas.codec import content_key, from_json, to_json
+from schemas.records import Admission, AdmitReason, Problem, Target
 from verification.judge import harness_hash, open_reference
 from verification.machine import Machine
 from verification.roofline import roofline_ms

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from ninja import BIN_DIR
 
-from schemas.records import Solution, Target, content_key
+from schemas.codec import content_key
+from schemas.records import Solution, Target
 from verification.toolchain import Toolchain
 
 BUILD_TIMEOUT_S = 180.0

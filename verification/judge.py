@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from runtime.sandbox import RemoteError, Worker, WorkerError
+from schemas.codec import content_key, from_json, to_json
 from schemas.records import (
     Admission,
     Interval,
@@ -32,9 +33,6 @@ from schemas.records import (
     Solution,
     Verdict,
     VerdictStatus,
-    content_key,
-    from_json,
-    to_json,
 )
 from verification import timing
 from verification.build import Build, BuildError, build

@@ -17,7 +17,8 @@ import psutil
 from runtime.lease import DeviceLease
 from runtime.sandbox import Limits, Worker, WorkerError, Zygote
 from runtime.store import Store
-from schemas.records import Environment, Isolation, Target, content_key, from_json
+from schemas.codec import content_key, from_json
+from schemas.records import Environment, Isolation, Target
 from verification.build import Build
 from verification.toolchain import Toolchain, toolchain
 

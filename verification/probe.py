@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from schemas.records import Environment, Precision, Target, content_id, to_json
+from schemas.codec import content_id, to_json
+from schemas.records import Environment, Precision, Target
 from verification.worker_setup import set_device, set_precision
 
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}

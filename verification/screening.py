@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from runtime.operator_names import LAYOUT, NOT_OPERATORS, call_name
 from runtime.problem_code import make_inputs
 from runtime.trace import trace_operators
-from schemas.records import AdmitReason, to_json
+from schemas.codec import to_json
+from schemas.records import AdmitReason
 from verification.correctness import Expected, compare, figures
 from verification.inputs import checksum
 
