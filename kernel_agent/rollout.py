@@ -55,10 +55,11 @@ def _stored(
 ) -> tuple[str, Trajectory]:
     key = content_key(
         harness_hash(), agent_hash(), problem.problem_id, kind, policy.name, machine.environment,
-        start.trajectory_id if start else None,
+        start.trajectory_id if start else None, machine.settings.memory_limit_gib,
+        machine.settings.device_memory_gib, machine.timeout_s,
     )  # fmt: skip
     found = machine.store.get("trajectories", key)
-    if found is not None:
+    if found is not None and found["stop_reason"] != StopReason.ENVIRONMENT_ERROR:
         return key, from_json(Trajectory, found)
     files = {f.path: f.text for f in start.solution.files} if start and start.solution else {}
     task = Task(

@@ -6,6 +6,7 @@ What they print is all a policy may quote.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +55,7 @@ class Toolbox:
         self.verdict: Verdict | None = None
 
     def run(self, call: ToolCall) -> str:
-        """Carry out a call. Whatever is wrong with it is in the answer; nothing is raised."""
+        """Carry out a call. Whatever is wrong with it is in the answer; only our own bugs raise."""
         tools: dict[str, Callable[..., str]] = {
             "write": self.write,
             "compile": self.compile,
@@ -64,11 +65,10 @@ class Toolbox:
         try:
             if call.name not in tools:
                 raise ToolError(f"unknown tool {call.name!r}; there are {', '.join(tools)}")
-            return clip(tools[call.name](**_arguments(call)))
+            tool = tools[call.name]
+            return clip(tool(**_arguments(call, tool)))
         except ToolError as error:
             return f"error: {error}"
-        except TypeError as error:
-            return f"error: {call.name}: {error}"
 
     def solution(self) -> Solution:
         if "model_new.py" not in self.files:
@@ -104,13 +104,19 @@ class Toolbox:
         return describe_times(self.verdict)
 
 
-def _arguments(call: ToolCall) -> dict[str, Any]:
+def _arguments(call: ToolCall, tool: Callable[..., str]) -> dict[str, Any]:
     try:
         arguments = json.loads(call.arguments)
     except json.JSONDecodeError as error:
         raise ToolError(f"arguments of {call.name} are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise ToolError(f"arguments of {call.name} must be a JSON object")
+    try:
+        inspect.signature(tool).bind(**arguments)
+    except TypeError as error:
+        raise ToolError(f"{call.name}: {error}") from error
+    if not all(isinstance(value, str) for value in arguments.values()):
+        raise ToolError(f"arguments of {call.name} must be strings")
     return arguments
 
 

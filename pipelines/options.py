@@ -203,11 +203,12 @@ def _check_values(config: RunConfig) -> None:
             f"--target=auto looks at this machine, but {config.runner} works on others: "
             "say --target=cpu or --target=cuda"
         )
-    if config.runner == "DataflowRunner" and "://" not in config.output:
-        raise UsageError(
-            f"--output={config.output}: Dataflow's workers do not share this disk; "
-            "name a bucket, gs://..."
-        )
+    for name, folder in (("output", config.output), ("store", config.store_root)):
+        if config.runner == "DataflowRunner" and "://" not in folder:
+            raise UsageError(
+                f"--{name}={folder}: Dataflow's workers do not share this disk; "
+                "name a bucket, gs://..."
+            )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -34,6 +34,7 @@ def identity(config: RunConfig, target: Target) -> dict[str, Any]:
         "sft": config.sft,
         "problem_timeout_s": config.problem_timeout_s,
         "memory_limit_gib": config.memory_limit_gib,
+        "device_memory_gib": config.device_memory_gib,
         "num_problems": config.num_problems,
     }
 
@@ -48,23 +49,36 @@ def claim(config: RunConfig, target: Target) -> bool:
     attempts = read(config)["attempts"] if continues else []
     attempts.append({"started": time.time(), "command": [*COMMAND, *sys.argv[1:]]})
     marker = {"settings": identity(config, target), "attempts": attempts}
+    _try_store(config)
     try:
         with atomic_file(f"{config.output}/{MARKER}") as file:
             file.write((json.dumps(marker, indent=2) + "\n").encode())
         begin(config.output)
     except OSError as error:
         raise UsageError(f"--output={config.output} cannot be written: {error}") from error
-    try:
-        Store(config.store_root).put("runs", content_key(marker["settings"]), marker["settings"])
-    except OSError as error:
-        raise UsageError(f"--store={config.store_root} cannot be written: {error}") from error
+    Store(config.store_root).put("runs", content_key(marker["settings"]), marker["settings"])
     return continues
+
+
+def _try_store(config: RunConfig) -> None:
+    """Write to the store before anything else is touched."""
+    try:
+        Store(config.store_root).put("runs", content_key("written"), True)
+    except (OSError, ImportError, ValueError) as error:
+        raise UsageError(f"--store={config.store_root} cannot be written: {error}") from error
 
 
 def read(config: RunConfig) -> dict[str, Any]:
     """The marker: the settings of the run, and when and how each attempt at it was started."""
-    with fsspec.open(f"{config.output}/{MARKER}", "r") as file:
-        return dict(json.load(file))
+    try:
+        with fsspec.open(f"{config.output}/{MARKER}", "r") as file:
+            found = dict(json.load(file))
+        return {"settings": dict(found["settings"]), "attempts": list(found["attempts"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--output={config.output}: its marker {MARKER} is not one of ours ({error}): "
+            "name another folder"
+        ) from error
 
 
 def check(config: RunConfig, target: Target) -> bool:
@@ -73,6 +87,13 @@ def check(config: RunConfig, target: Target) -> bool:
         filesystem, root = fsspec.core.url_to_fs(config.output.rstrip("/"))
     except (ImportError, ValueError) as error:  # no driver installed, unknown protocol
         raise UsageError(f"--output={config.output}: {error}") from error
+    try:
+        return _check_folder(config, target, filesystem, root)
+    except OSError as error:
+        raise UsageError(f"--output={config.output} cannot be read: {error}") from error
+
+
+def _check_folder(config: RunConfig, target: Target, filesystem: Any, root: str) -> bool:
     if not filesystem.exists(root):
         return False
     if not filesystem.isdir(root):

@@ -68,6 +68,14 @@ class WorkerError(Exception):
     kind = "crash"
 
 
+class ParentGone(Exception):
+    """The warm parent died or was never there.
+
+    That says nothing about any problem or solution, so it is no WorkerError: nothing may be
+    concluded from it, and nothing stored.
+    """
+
+
 class WorkerTimeout(WorkerError):
     kind = "timeout"
 
@@ -112,12 +120,12 @@ class Zygote:
 
     @staticmethod
     def connect(address: str) -> Zygote:
-        """Share the warm parent at `address`. Raises WorkerCrash when there is none."""
+        """Share the warm parent at `address`. Raises ParentGone when there is none."""
         zygote = Zygote(address)
         try:
             zygote._control.connect(address)
         except OSError as error:
-            raise WorkerCrash(f"no warm parent at {address}: {error}") from error
+            raise ParentGone(f"no warm parent at {address}: {error}") from error
         return zygote
 
     @staticmethod
@@ -151,7 +159,7 @@ class Zygote:
         theirs.close()
         while not os.path.exists(address):
             if process.poll() is not None:
-                raise WorkerCrash(
+                raise ParentGone(
                     f"the warm parent did not start (exit code {process.returncode}); "
                     "its own message is on stderr"
                 )
@@ -180,9 +188,9 @@ class Zygote:
             socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
             reply = self._control.recv(1 << 16)
         except OSError as error:
-            raise WorkerCrash(f"the warm parent is gone: {error}") from error
+            raise ParentGone(f"the warm parent is gone: {error}") from error
         if not reply:
-            raise WorkerCrash("the warm parent is gone; its own message is on stderr")
+            raise ParentGone("the warm parent is gone; its own message is on stderr")
         return json.loads(reply)
 
     def close(self) -> None:
@@ -261,8 +269,10 @@ class Worker:
                 )
 
     def _died(self) -> WorkerError:
-        code = self._zygote.exit_code(self.pid)
-        self.close()
+        try:
+            code = self._zygote.exit_code(self.pid)
+        finally:
+            self.close()
         if code is not None and code < 0:
             return WorkerCrash(f"killed by {signal.Signals(-code).name}")
         return WorkerCrash(f"exited with code {code}")

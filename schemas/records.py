@@ -149,10 +149,6 @@ class Problem:
         if not self.ops:
             raise ValueError("a problem declares at least one op")
 
-    @property
-    def num_ops(self) -> int:
-        return len(self.ops)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:

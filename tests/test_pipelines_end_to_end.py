@@ -41,8 +41,8 @@ def kill_after(folder: Path, target: str, kind: str, count: int) -> None:
     while store.count(kind) < count and process.poll() is None:
         assert time.monotonic() < deadline, f"fewer than {count} {kind} after ten minutes"
         time.sleep(0.2)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+    assert process.poll() is None, "the run ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     time.sleep(2)  # sandboxed children notice that their parents are gone
 

@@ -12,6 +12,7 @@ import pytest
 
 from runtime.sandbox import (
     Limits,
+    ParentGone,
     RemoteError,
     Worker,
     WorkerCrash,
@@ -131,8 +132,24 @@ def test_a_long_request_arrives_whole(cpu_machine: Machine) -> None:
 
 
 def test_no_parent_is_said_clearly() -> None:
-    with pytest.raises(WorkerCrash, match="no warm parent at /nonexistent"):
+    with pytest.raises(ParentGone, match="no warm parent at /nonexistent"):
         Zygote.connect("/nonexistent")
+
+
+def test_a_dead_parent_is_nobodys_fault() -> None:
+    """It is no WorkerError, so no problem is refused and no solution blamed for it."""
+    zygote = Zygote.start(warm=False)
+    worker = zygote.spawn(ENTRY, {}, Limits(), "solution")
+    assert worker.call("ping", 30) == 1
+    (parent,) = (
+        p for p in psutil.Process().children() if worker.pid in {c.pid for c in p.children()}
+    )
+    parent.kill()
+    with pytest.raises(ParentGone):
+        worker.call("hang", 30)
+    with pytest.raises(ParentGone):
+        zygote.spawn(ENTRY, {}, Limits(), "solution")
+    zygote.close()
 
 
 def test_the_parent_dies_with_its_owner() -> None:

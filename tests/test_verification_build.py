@@ -79,6 +79,17 @@ def test_two_builders_of_one_solution(tmp_path: Path) -> None:
     assert len(results) == 4
 
 
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "ccache g++", "false"])
+def test_a_compiler_that_does_not_run(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    toolchain.cache_clear()
+    try:
+        with pytest.raises(ToolchainError, match=r"install g\+\+|does not run"):
+            toolchain(Target.CPU)
+    finally:
+        toolchain.cache_clear()
+
+
 def test_no_compiler_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)

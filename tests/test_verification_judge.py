@@ -144,6 +144,43 @@ def test_forged_replies_do_not_help(judge: Judge) -> None:
     assert verdict.status is not VerdictStatus.CORRECT
 
 
+def test_every_output_must_be_handed_over(judge: Judge) -> None:
+    """A forged description of fewer, more or other outputs is no way around the comparison."""
+    for outputs in ("[]", "reply['outputs'] * 2", "[{'shape': [1], 'dtype': 'float32'}]"):
+        forged = samples.MODEL_NEW.replace(
+            "lib = cabi.load()",
+            "lib = cabi.load()\nfrom verification import solution_worker as w\n"
+            "honest = w.Candidate._send\n"
+            "def send(self, *args):\n    reply = honest(self, *args)\n"
+            f"    return {{**reply, 'outputs': {outputs}}}\n"
+            "w.Candidate._send = send",
+        )
+        verdict = judge.verify(samples.solution(forged))
+        assert verdict.status is VerdictStatus.INCORRECT, (outputs, verdict.reason)
+
+
+def test_a_limit_is_no_verdict_for_ever(cpu_machine: Machine, admission: Admission) -> None:
+    """What ended at a limit is measured again under another one; what did not is not."""
+    slow = samples.solution(
+        samples.MODEL_NEW.replace(
+            "return out", "import time\n        time.sleep(1.5)\n        return out"
+        )
+    )
+    kept = cpu_machine.timeout_s
+    with Judge(samples.problem(), admission, cpu_machine) as judge:
+        honest = judge.verify(samples.solution())
+        cpu_machine.timeout_s = 1.0
+        try:
+            assert judge.verify(slow).status is VerdictStatus.TIMEOUT
+            count = cpu_machine.store.count("verdicts")
+            assert judge.verify(slow).status is VerdictStatus.TIMEOUT
+            assert judge.verify(samples.solution()) == honest
+            assert cpu_machine.store.count("verdicts") == count
+        finally:
+            cpu_machine.timeout_s = kept
+        assert judge.verify(slow).passed
+
+
 def test_the_reference_is_not_in_the_solutions_process(judge: Judge) -> None:
     peek = samples.MODEL_NEW.replace(
         "return out",

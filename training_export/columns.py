@@ -110,7 +110,7 @@ def _class_columns(problem: Problem) -> Row:
     return {
         "target": str(problem.target),
         "precision": str(problem.precision),
-        "num_ops": problem.num_ops,
+        "num_ops": len(problem.ops),
     }
 
 

@@ -1,4 +1,4 @@
-"""Screening a composed problem: DESIGN's admission rules, each refusal with its reason.
+"""Screening a composed problem: the admission rules, each refusal with its reason.
 
 The rules themselves run in the reference's process (`verification.screening`); this side owns
 the leases, the clock band and the roofline.
@@ -47,11 +47,12 @@ def admit(
     says it makes, in any order.
     """
     key = content_key(harness_hash(), problem.problem_id, sorted(declared), machine.environment)
-    found = machine.store.get("admissions", key)
+    found = machine.recall("admissions", key)
     if found is not None:
         return from_json(Admission, found)
     admission = _screen(problem, machine, signature, declared)
-    machine.store.put("admissions", key, to_json(admission))
+    limited = admission.reason in (AdmitReason.TIMEOUT, AdmitReason.OUT_OF_MEMORY)
+    machine.remember("admissions", key, to_json(admission), limited)
     return admission
 
 
@@ -65,7 +66,7 @@ def _screen(
     try:
         with machine.lease.shared():
             worker = open_reference(problem, machine)
-            # Ten steps' worth of time: the rules run the reference dozens of times and compile it.
+            # Three steps' worth of time: the rules run the reference many times and compile it.
             found = worker.call("screen", 3 * machine.timeout_s, seed=fresh_seed())
         if found["reason"] is not None:
             return _refused(problem, machine, AdmitReason(found["reason"]), found["detail"])

@@ -75,12 +75,13 @@ class Judge:
             harness_hash(), self._problem.problem_id, solution.solution_id, effort,
             self._machine.environment,
         )  # fmt: skip
-        found = self._machine.store.get("verdicts", key)
+        found = self._machine.recall("verdicts", key)
         if found is not None:
             return from_json(Verdict, found)
         verdict = self._measure(solution, effort)
         if verdict.status is not VerdictStatus.REFERENCE_ERROR:
-            self._machine.store.put("verdicts", key, to_json(verdict))
+            limited = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.OUT_OF_MEMORY)
+            self._machine.remember("verdicts", key, to_json(verdict), limited)
         return verdict
 
     def _measure(self, solution: Solution, effort: str) -> Verdict:

@@ -126,6 +126,20 @@ class Machine:
                     self.store.put("rates", key, found)
         return found
 
+    def recall(self, kind: str, key: str) -> Any | None:
+        """Finished work from the store: what holds under any limits, else what holds under ours."""
+        found = self.store.get(kind, key)
+        return found if found is not None else self.store.get(kind, self._under_limits(key))
+
+    def remember(self, kind: str, key: str, value: Any, limited: bool) -> None:
+        """Keep finished work. `limited`: it ended at a time or memory limit, and another limit may
+        end it otherwise."""
+        self.store.put(kind, self._under_limits(key) if limited else key, value)
+
+    def _under_limits(self, key: str) -> str:
+        limits = self.settings
+        return content_key(key, limits.memory_limit_gib, limits.device_memory_gib, self.timeout_s)
+
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Around work for the CPU: where the CPU is the device, it must not disturb a timing."""

@@ -117,11 +117,13 @@ class Reference:
     ) -> Any:
         if structure != wanted:
             return _failed(f"expected {wanted}, got {structure}")
+        if len(outputs) != len(expected):
+            return _failed(f"expected {len(expected)} outputs, got {len(outputs)}")
         worst: dict[str, Any] | None = None
         for index, (description, path) in enumerate(zip(outputs, paths, strict=True)):
             try:
                 value = receive_tensor(description, path).to(self.device)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return _failed(f"output {index}: {error}")
             found = compare(value, expected[index])
             result = {

@@ -177,6 +177,8 @@ def _moves_with_operators(
         try:
             with _Ablation(index):
                 outputs = reference.run(reference.model, inputs)[1]
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             continue  # the rest of the graph cannot even run without it: it matters
         if sample.same(outputs):

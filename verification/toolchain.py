@@ -44,11 +44,12 @@ def toolchain(target: Target, capability: str | None = None) -> Toolchain:
     own default.
     """
     if target is Target.CPU:
-        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+        named = os.environ.get("CXX")
+        compiler = shutil.which(named or "g++") or (None if named else shutil.which("clang++"))
         if compiler is None:
             raise ToolchainError(
-                "expected a C++ compiler for --target=cpu, found neither $CXX, g++ nor clang++ on "
-                "the PATH: install g++"
+                f"expected a C++ compiler for --target=cpu, found no {named or 'g++ or clang++'} "
+                "on the PATH: install g++, or let $CXX name one program"
             )
         math = "-lmvec -lm" if _has_vector_math() else "-lm"
         return Toolchain(
@@ -78,9 +79,15 @@ def _has_vector_math() -> bool:
 
 
 def _first_line(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    return _output(command).split("\n")[0]
 
 
 def _last_line(command: list[str]) -> str:
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return text.strip().split("\n")[-1]
+    return _output(command).strip().split("\n")[-1]
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ToolchainError(f"{' '.join(command)} does not run: {error}") from error
