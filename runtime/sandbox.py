@@ -62,6 +62,9 @@ class Limits:
     """Processes and threads of the unprivileged user."""
 
 
+NO_MEMORY = ("can't allocate memory", "out of memory", "alloc_failed")
+
+
 class WorkerError(Exception):
     """A worker did not answer as asked. `kind` is one word for a verdict's status."""
 
@@ -97,10 +100,8 @@ class RemoteError(WorkerError):
         self.type = str(description.get("type"))
         self.message = str(description.get("message"))
         self.trace = str(description.get("trace"))
-        if (
-            self.type in ("OutOfMemoryError", "MemoryError")
-            or "can't allocate memory" in self.message
-        ):
+        text = self.message.lower()
+        if self.type in ("OutOfMemoryError", "MemoryError") or any(t in text for t in NO_MEMORY):
             self.kind = "out_of_memory"
         super().__init__(f"{self.type}: {self.message}")
 
@@ -277,10 +278,19 @@ class Worker:
             return WorkerCrash(f"killed by {signal.Signals(-code).name}")
         return WorkerCrash(f"exited with code {code}")
 
-    def close(self) -> None:
-        """Kill the worker and whatever it started in its process group."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Kill the worker and whatever it started in its process group.
+
+        `wait_s`: how long to wait until it is really gone. A process with gigabytes or a GPU
+        context takes a moment to die, and would disturb a timing meanwhile.
+        """
         if not self._closed:
             self._closed = True
             self._channel.close()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + wait_s
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                time.sleep(0.005)

@@ -151,7 +151,9 @@ def _reap(children: dict[int, int | None]) -> None:
 
 def _status(children: dict[int, int | None], pid: int) -> int | None:
     """Exit code (negative: the signal) of a child whose channel has closed; None if it lives on."""
-    if children.get(pid) is None:
+    if pid not in children:
+        return None
+    if children[pid] is None:
         for _ in range(200):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:

@@ -51,6 +51,21 @@ def test_an_honest_solution_is_measured_whole(judge: Judge) -> None:
     assert from_json(Verdict, to_json(verdict)) == verdict
 
 
+def test_a_fast_solution_is_called_as_often_as_the_baselines(judge: Judge) -> None:
+    verdict = judge.verify(changed("return out", "return out  # as often"))
+    assert verdict.solution is not None
+    assert verdict.eager is not None
+    assert len(verdict.solution.samples_ms) == len(verdict.eager.samples_ms) >= 16
+
+
+def test_a_slow_solution_is_checked_on_a_timed_call_too(judge: Judge) -> None:
+    slow = changed("return out", "import time\n        time.sleep(0.05)\n        return out")
+    verdict = judge.verify(slow)
+    assert verdict.solution is not None, verdict.reason
+    assert len(verdict.solution.samples_ms) == 3  # one call in each of the first three rounds
+    assert "timed" in [check.name for check in verdict.checks]
+
+
 def test_a_finished_verdict_is_not_measured_again(judge: Judge, cpu_machine: Machine) -> None:
     first = judge.verify(samples.solution())
     count = cpu_machine.store.count("verdicts")
@@ -176,9 +191,11 @@ def test_a_limit_is_no_verdict_for_ever(cpu_machine: Machine, admission: Admissi
             assert judge.verify(slow).status is VerdictStatus.TIMEOUT
             assert judge.verify(samples.solution()) == honest
             assert cpu_machine.store.count("verdicts") == count
+            cpu_machine.timeout_s = 1.1
+            assert judge.verify(slow).status is VerdictStatus.TIMEOUT
+            assert cpu_machine.store.count("verdicts") == count + 1
         finally:
             cpu_machine.timeout_s = kept
-        assert judge.verify(slow).passed
 
 
 def test_the_reference_is_not_in_the_solutions_process(judge: Judge) -> None:

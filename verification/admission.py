@@ -15,7 +15,7 @@ from runtime.sandbox import Worker, WorkerError
 from runtime.trace import OperatorNode, declared_operators
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import Admission, AdmitReason, Problem, Target
-from verification.judge import harness_hash, open_reference
+from verification.judge import DYING_S, harness_hash, open_reference
 from verification.machine import Machine
 from verification.roofline import roofline_ms
 from verification.trial import fresh_seed
@@ -89,7 +89,8 @@ def _screen(
         return _refused(problem, machine, _reason(error), str(error))
     finally:
         if worker is not None:
-            worker.close()
+            with machine.lease.shared():
+                worker.close(wait_s=DYING_S)
     return _timed(problem, machine, found, times, signature(nodes))
 
 

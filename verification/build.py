@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 import uuid
@@ -99,12 +100,21 @@ def _graph(compiled: list[str], toolchain: Toolchain) -> str:
 
 def _run_ninja(work: Path) -> None:
     command = [str(Path(BIN_DIR) / "ninja"), "-C", str(work), "--quiet"]
+    done = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that a compiler that hangs ends with ninja
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+        output, _ = done.communicate(timeout=BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
+        os.killpg(done.pid, signal.SIGKILL)
+        done.communicate()
         raise BuildError(f"the build took over {BUILD_TIMEOUT_S:g} s") from error
     if done.returncode != 0:
-        raise BuildError((done.stdout + done.stderr).replace(f"{work}/", "")[-8000:])
+        raise BuildError(output.replace(f"{work}/", "")[-8000:])
 
 
 def _safe(path: str) -> Path:

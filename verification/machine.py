@@ -24,7 +24,7 @@ from verification.toolchain import Toolchain, toolchain
 
 WORKERS = ("verification.reference_worker", "verification.solution_worker")
 SHM = Path("/dev/shm")
-SHM_BYTES_NEEDED = 4 << 30
+SHM_BYTES_NEEDED = 16 << 30
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """glibc keeps freed blocks instead of handing them back to the system, for every side alike. By
 default a CPU baseline pays for fresh pages on every call: 4.5 ms instead of 0.9 ms for two
@@ -83,6 +83,7 @@ class Machine:
         A parent that compiled something may have started the CUDA runtime, which no child could use
         then: where a child cannot open its device, a parent that only imported takes over.
         """
+        _ = self.zygote  # before the lease, which it may need itself
         with self.lease.shared():
             try:
                 return self._probe("environment")
@@ -192,6 +193,7 @@ class Machine:
         library = self._public / f"{build.binary_hash}.so"
         if not library.exists():
             shutil.copy(build.library, library)
+            library.chmod(0o755)
         return library
 
     def close(self) -> None:

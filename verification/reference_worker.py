@@ -7,7 +7,6 @@ JSON values; tensors arrive through `verification.transport`.
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import types
 from collections.abc import Callable
@@ -21,7 +20,13 @@ from verification.correctness import Expected, compare
 from verification.inputs import Draw, InputRing, checksum, draw_inputs, timed_inputs
 from verification.screening import SCREENS
 from verification.transport import flatten_outputs, receive_tensor
-from verification.worker_setup import set_device, set_precision, shares_memory
+from verification.worker_setup import (
+    release,
+    set_device,
+    set_precision,
+    shares_memory,
+    synchronize,
+)
 
 
 class Reference:
@@ -57,6 +62,7 @@ class Reference:
         inputs = make_inputs(self.module, self.device, seed)
         for model in (self.model, self.compiled):
             self.run(model, inputs)
+        synchronize()
         return {}
 
     def exact_model(self) -> torch.nn.Module:
@@ -78,14 +84,17 @@ class Reference:
 
     def expect(self, draw: dict[str, Any]) -> dict[str, Any]:
         """Compute what is expected of a draw; the next `check` compares with it."""
+        self._expected = None
         inputs = draw_inputs(self.module, self.device, Draw(**draw))
         before = checksum(inputs)
         structure, expected = self.expected_of(inputs)
         self._expected = (inputs, structure, expected)
+        release(self.device)
         return {"checksum": before, "structure": structure}
 
     def expect_timed(self, ring_seed: int, count: int) -> dict[str, Any]:
         """The same for timed call number `count` of the solution."""
+        self._expected = None
         inputs = timed_inputs(self.module, self.device, ring_seed, count)
         structure, expected = self.expected_of(inputs)
         self._expected = (inputs, structure, expected)
@@ -98,14 +107,8 @@ class Reference:
         _, wanted, expected = self._expected
         self._expected = None
         found = self._compare(structure, wanted, expected, outputs, paths)
-        self._release()
+        release(self.device)
         return found
-
-    def _release(self) -> None:
-        """Give cached device memory back: the solution's process needs it too."""
-        if self.device.startswith("cuda"):
-            gc.collect()
-            torch.cuda.empty_cache()
 
     def _compare(
         self,
@@ -149,7 +152,10 @@ class Reference:
         """Make the inputs of the timed calls."""
         self._expected = None
         self._exact = None
+        self._ring = None
+        release(self.device)
         self._ring = InputRing(self.module, self.device, seed)
+        synchronize()
         return {}
 
     def start_timing(self) -> dict[str, Any]:
@@ -175,13 +181,13 @@ class Reference:
         for _ in range(calls + 1):
             inputs = self._ring.advance()
             self._clock.prepare()
-            milliseconds, _ = self._clock.time(lambda i=inputs: self.run(model, i))  # type: ignore[misc]
-            samples.append(milliseconds)
+            # Only the time is kept: an output that lives on would make the next call allocate anew.
+            samples.append(self._clock.time(lambda i=inputs: self.run(model, i))[0])  # type: ignore[misc]
         return samples[1:]
 
     def stop_timing(self) -> dict[str, Any]:
         self._ring = None
-        self._release()
+        release(self.device)
         return {}
 
 

@@ -21,7 +21,13 @@ from runtime import cabi
 from verification.clock import Clock, warm_up
 from verification.inputs import Draw, InputRing, checksum, draw_inputs
 from verification.transport import flatten_outputs, send_tensor
-from verification.worker_setup import set_device, set_precision, shares_memory
+from verification.worker_setup import (
+    release,
+    set_device,
+    set_precision,
+    shares_memory,
+    synchronize,
+)
 
 
 class Candidate:
@@ -36,6 +42,7 @@ class Candidate:
         self._clock = Clock(self.device)
         self._alive: list[tuple[str, list[torch.Tensor]]] = []
         self._ring: InputRing | None = None
+        self._inputs: Any = None
         self._result: Any = None
 
     def ping(self) -> dict[str, Any]:
@@ -60,6 +67,7 @@ class Candidate:
         weights = torch.load(state, map_location=self.device, weights_only=True)
         model.load_state_dict(weights, strict=True)
         self.model = model.to(self.device)
+        synchronize()
         return {}
 
     def _forward(self, inputs: list[Any]) -> Any:
@@ -88,9 +96,9 @@ class Candidate:
         Only on a GPU: on a CPU large blocks come from the system as zeros.
         """
         if self._clock.cuda and self._alive:
-            junk = [torch.empty_like(o) for o in self._alive[-1][1]]
-            for tensor in junk:
-                tensor.view(-1).view(torch.uint8).fill_(0xFF)
+            for output in self._alive[-1][1]:
+                size = output.numel() * output.element_size()
+                torch.empty(size, dtype=torch.uint8, device=output.device).fill_(0xFF)
 
     def _send(self, prefix: str, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Hand outputs to the reader."""
@@ -104,11 +112,15 @@ class Candidate:
         """Whether all earlier outputs still hold what they held. Then they are let go."""
         kept = all(checksum(list(outputs)) == was for was, outputs in self._alive)
         self._alive = []
+        release(self.device)
         return {"kept": kept}
 
     def make_ring(self, seed: int) -> dict[str, Any]:
         """Make the inputs of the timed calls."""
+        self._ring = self._inputs = self._result = None  # before there is a second one
+        release(self.device)
         self._ring = InputRing(self.module, self.device, seed)
+        synchronize()
         return {}
 
     def start_timing(self) -> dict[str, Any]:
@@ -121,7 +133,7 @@ class Candidate:
     def prepare(self) -> dict[str, Any]:
         """New values in the inputs and cold caches, before the judge starts its clock."""
         if self._ring is None:
-            raise RuntimeError("start_timing comes first")
+            raise RuntimeError("make_ring comes first")
         self._result = None
         self._inputs = self._ring.advance()
         self._clock.prepare()

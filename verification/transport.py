@@ -10,6 +10,8 @@ it was tried on.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ def send_tensor(value: torch.Tensor, path: str) -> dict[str, Any]:
         # Straight from the device into the file's pages.
         size = flat.numel()
         torch.from_file(path, shared=True, size=size, dtype=flat.dtype).copy_(flat)
+        os.chmod(path, 0o644)
     else:
         Path(path).touch()
     return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
@@ -46,7 +49,10 @@ def receive_tensor(description: dict[str, Any], path: str) -> torch.Tensor:
     if dtype is None or any(size < 0 for size in shape):
         raise ValueError(f"not a tensor: {shape} {description['dtype']!r}")
     count = torch.Size(shape).numel()
-    size = Path(path).stat().st_size
+    info = os.lstat(path)
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError(f"expected a plain file at {path}")
+    size = info.st_size
     if size != count * dtype.itemsize:
         raise ValueError(f"expected {count * dtype.itemsize} bytes for {shape}, got {size}")
     if count == 0:

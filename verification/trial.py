@@ -7,7 +7,9 @@ solution is a `Refusal`; a fault of the reference's side passes through as a Wor
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import secrets
 import statistics
 import time
@@ -65,9 +67,12 @@ class Trial:
     def _ask(self, method: str, **params: Any) -> Any:
         """Call the solution's worker; whatever goes wrong there is the solution's fault."""
         try:
-            return self._solution.call(method, self._timeout_s, **params)
+            reply = self._solution.call(method, self._timeout_s, **params)
         except WorkerError as error:
             raise Refusal(VerdictStatus(error.kind), f"{method}: {error}") from error
+        if not isinstance(reply, dict):
+            raise Refusal(VerdictStatus.INTEGRITY, f"{method}: not an answer: {reply!r:.200}")
+        return reply
 
     def _refer(self, method: str, **params: Any) -> Any:
         return self._reference.call(method, self._timeout_s, **params)
@@ -114,6 +119,9 @@ class Trial:
             raise Refusal(VerdictStatus.INTEGRITY, "no outputs were handed over")
         paths = [str(self._scratch / f"{prefix}.{index}") for index in range(len(outputs))]
         found = self._refer("check", structure=got.get("structure"), outputs=outputs, paths=paths)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # scratch is memory: gigabytes must not pile up
         check = Check(name=name, distribution=distribution, seed=seed, **found)
         self.checks.append(check)
         if not check.passed:
@@ -132,16 +140,17 @@ class Trial:
         warm = self._ask("start_timing")
         # A false count only makes the reference replay other inputs, and the solution fail.
         self._kept, self._count = [], int(warm["calls"])
-        calls = timing.calls_per_round(
-            statistics.median(self._refer("time", side="eager", calls=2))
-        )
+        self._eager_ms = statistics.median(self._refer("time", side="eager", calls=3))
+        calls = timing.calls_per_round(self._eager_ms)
         total = timing.ROUNDS[effort]
-        keep = self._calls_to_keep(calls, total)
+        # Secret rounds in which one call's output is checked; one of them is sure to be early.
+        keep = {secrets.randbelow(EARLY_ROUNDS)}
+        keep |= {secrets.randbelow(total) for _ in range(KEPT_CALLS - 1)}
         sides: dict[str, Callable[[], list[float]]] = {
             "eager": lambda: self._refer("time", side="eager", calls=calls),
             "compile": lambda: self._refer("time", side="compile", calls=calls),
             "control": lambda: self._refer("time", side="compile", calls=calls),
-            "solution": lambda: self._time_solution(calls, keep),
+            "solution": lambda: self._time_solution(calls, len(self.rounds["solution"]) in keep),
         }
         self.rounds = {side: [] for side in sides}
         for index in range(total):
@@ -151,26 +160,26 @@ class Trial:
                 break
         self._refer("stop_timing")
 
-    def _calls_to_keep(self, calls: int, total: int) -> set[int]:
-        """Secret numbers of the timed calls whose outputs are checked; one is sure to be early."""
-        # Each round makes an untimed call first. A slow solution makes one timed call a round.
-        early = 1 + 2 * secrets.randbelow(EARLY_ROUNDS)
-        rest = {secrets.randbelow((calls + 1) * total) for _ in range(KEPT_CALLS - 1)}
-        return {self._count + call for call in {early, *rest}}
+    def _time_solution(self, calls: int, keep: bool) -> list[float]:
+        """One round of the solution. A slow one is called once a round, which is only noisier.
 
-    def _time_solution(self, calls: int, keep: set[int]) -> list[float]:
-        """One round of the solution. A slow one is called once a round, which is only noisier."""
+        `keep`: hand over the output of one of the timed calls, which one is drawn here.
+        """
         self._call_solution()
         inside: list[float] = []
         outside: list[float] = []
-        while len(inside) < calls and not (inside and self._slow(outside)):
+        kept_call = secrets.randbelow(calls)
+        for index in range(calls):
             number = self._count
             one, other = self._call_solution()
             inside.append(one)
             outside.append(other)
-            if number in keep:
+            slow = self._slow(outside)
+            if keep and (slow or index == kept_call):
                 prefix = f"kept{number}"
                 self._kept.append((number, self._ask("keep", prefix=prefix), prefix))
+            if slow:
+                break
         return timing.believable(inside, outside, self._ping_ms)
 
     def _call_solution(self) -> tuple[float, float]:
@@ -193,6 +202,8 @@ class Trial:
 
     def check_timed(self) -> None:
         """Compare the outputs of the timed calls that were kept. Raises Refusal."""
+        if not self._kept:
+            raise RuntimeError("no output of a timed call was kept")
         for count, got, prefix in self._kept:
             self._refer("expect_timed", ring_seed=self._ring_seed, count=count)
             self._judge("timed", f"call {count}", self._ring_seed, got, prefix)

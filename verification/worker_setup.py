@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -23,6 +24,19 @@ def set_device(device: str, num_threads: int, device_memory_gib: float) -> None:
         torch.cuda.set_device(device)
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, device_memory_gib * 2**30 / total))
+
+
+def synchronize() -> None:
+    """Wait for the device, so that no work outlasts the lease it was started under."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def release(device: str) -> None:
+    """Give cached device memory back: the other process of the pair needs it too."""
+    if device.startswith("cuda"):
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def shares_memory(outputs: list[torch.Tensor], inputs: list[Any]) -> bool:
