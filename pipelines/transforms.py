@@ -185,7 +185,7 @@ class WriteShards(StageTransform):
 
 
 class Finish(StageTransform):
-    """Everything small -> the card, the report and, last of all, `run.json`."""
+    """Everything small -> `run.json`, the report and, last of all, the card."""
 
     def expand(self, parts: tuple[PCollection, PCollection, PCollection]) -> PCollection:
         once = parts[0].pipeline | "Once" >> beam.Create([None])

@@ -9,8 +9,7 @@
     Rejection    what left the flow, where and why
 
 Records are frozen and keyword-only, ids are content hashes, units are in names, None means not
-measured.
-`schemas.codec` turns any of them into plain JSON values and back, losslessly.
+measured. `schemas.codec` turns any of them into plain JSON values and back, losslessly.
 """
 
 from __future__ import annotations

@@ -1,0 +1,69 @@
+"""What the documents say is so: folders, counts and figures are looked up where they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from operator_templates.catalogue.registry import all_templates, families
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+LOG = (ROOT / "docs" / "log.md").read_text()
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    block = README.split("## The tree")[1].split("```")[1]
+    named = {line.split("/")[0] for line in block.strip().splitlines()}
+    there = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"}
+    assert named <= there
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages <= named
+
+
+def test_the_readme_counts_the_catalogue() -> None:
+    assert f"{len(all_templates())} operators in {len(families())} families" in README
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/log.md", "docs/dataflow.md"]
+)
+def test_nothing_is_left_to_fill_in(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.findall(r"\b[A-Z]+_(?:TABLE|TIME|SHORT|OPS6K|TEST)\b|\bTODO\b|\bXXX\b", text)
+
+
+def test_every_module_in_the_readme_runs() -> None:
+    for module in re.findall(r"python -m ([a-z_.0-9]+)", README):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+def test_paths_in_documents_exist() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "docs/log.md"):
+        text = (ROOT / name).read_text()
+        for path in re.findall(r"`((?:tests|docs|runs|verification|pipelines)/[\w./-]+)`", text):
+            base = ROOT / "docs" if path.startswith("runs/") else ROOT
+            assert (base / path).exists(), f"{name}: {path}"
+
+
+def test_the_log_quotes_the_cpu_run() -> None:
+    run = json.loads((ROOT / "docs/runs/2026-11-30-cpu-default.json").read_text())
+    assert f"{run['candidates']} candidates = {run['kept']} kept" in LOG
+    for kind in ("reference", "optimized"):
+        found = run["results"][kind]
+        assert f"{found['correct']} of {found['problems']} correct" in LOG
+        eager, compile = found["geomean_speedup_eager"], found["geomean_speedup_compile"]
+        assert f"geomean {eager:.2f}x eager, {compile:.2f}x torch.compile" in LOG
+
+
+def test_the_log_quotes_the_gpu_screening() -> None:
+    run = json.loads((ROOT / "docs/runs/2026-11-30-h200-screening.json").read_text())
+    admitted = [row for row in run["problems"] if row["reason"] is None]
+    roomy = sum(row["headroom"] >= 1.2 for row in admitted)
+    assert f"{len(run['problems'])} candidates screened: {len(admitted)} admitted" in LOG
+    assert f"Of the {len(admitted)}, {roomy} have headroom >= 1.2" in LOG
+    assert f"copy {run['rates_per_s']['copy'] / 1e12:.2f} TB/s" in LOG
