@@ -67,6 +67,10 @@ class Judge:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reference's worker; the next solution gets a new one."""
         if self._reference is not None:
             with self._machine.lease.shared():
                 self._reference.close(wait_s=DYING_S)
@@ -104,7 +108,7 @@ class Judge:
         except Refusal as error:
             return record.refused(error.status, error.reason)
         except WorkerError as error:
-            self.__exit__(None, None, None)
+            self.close()
             return record.refused(VerdictStatus.REFERENCE_ERROR, f"{error.kind}: {error}")
         return record.timed()
 
@@ -229,10 +233,10 @@ class _Draft:
             side: timing.measurement(rounds[side], clock)
             for side in ("eager", "compile", "solution")
         }
-        measured["aa_control"] = self._control()
+        measured["aa_control"] = control = self._control()
         if not self.steady():
             reason = (
-                f"the A/A control is {self._control().point:.3f}, "
+                f"the A/A control is {control.point:.3f}, "
                 f"expected 1 within {timing.AA_TOLERANCE[self._target]}"
             )
             return self._verdict(VerdictStatus.UNMEASURED, reason, **measured)

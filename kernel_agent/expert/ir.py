@@ -118,10 +118,6 @@ def cast(e: Expr, type: str) -> Expr:
     return const(e.attr, type) if e.op == "const" else expr("cast", (e,), type)
 
 
-def common_type(parts: Sequence[Expr]) -> str:
-    return max((e.type for e in parts), key=RANK.index)
-
-
 def rewrite(e: Expr, replace: dict[Var, Index], memo: dict[Expr, Expr]) -> Expr:
     """The expression with its loop variables replaced."""
     if e in memo or not e.variables & replace.keys():

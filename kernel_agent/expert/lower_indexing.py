@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernel_agent.expert.index import Index, Indirect, lift
-from kernel_agent.expert.ir import Builder, Expr, Map, Reduce, Value, cast, const, expr
+from kernel_agent.expert.ir import Body, Builder, Expr, Map, Reduce, Value, cast, const, expr
 from kernel_agent.expert.lower_pointwise import op
 from kernel_agent.expert.lowering import Node, normal_dim, operand_index, rule
 
@@ -105,6 +105,29 @@ def _index(node: Node, x: Value, indices: list[Value | None]) -> Map:
     return Map(node.name, tuple(node.shape), node.dtype, body, (x, *present), node.op)
 
 
+def _plus_sum(
+    node: Node, x: Value, domain: tuple[int, ...], body: Body, operands: tuple[Value, ...]
+) -> Map:
+    """x plus the sum of `body` over the last dim of `domain`."""
+    total = Reduce(
+        f"{node.name}_sum",
+        x.shape,
+        node.dtype,
+        "sum",
+        domain,
+        (len(domain) - 1,),
+        body,
+        operands,
+        node.op,
+        True,
+    )
+
+    def add(b: Builder, at: tuple[Index, ...]) -> Expr:
+        return op("add", b.load(x, at), b.load(total, at))
+
+    return Map(node.name, tuple(node.shape), node.dtype, add, (x, total), node.op)
+
+
 @rule("scatter_add")
 def _scatter_add(node: Node, x: Value, dim: int, index: Value, source: Value) -> Map:
     """Every output element sums the source elements that point at it: no atomics, a repeatable
@@ -120,23 +143,7 @@ def _scatter_add(node: Node, x: Value, dim: int, index: Value, source: Value) ->
         value = cast(b.load(source, place), node.type)
         return expr("where", (hit, value, const(0, node.type)), node.type)
 
-    total = Reduce(
-        f"{node.name}_sum",
-        x.shape,
-        node.dtype,
-        "sum",
-        domain,
-        (len(domain) - 1,),
-        body,
-        (index, source),
-        node.op,
-        True,
-    )
-
-    def add(b: Builder, at: tuple[Index, ...]) -> Expr:
-        return op("add", b.load(x, at), b.load(total, at))
-
-    return Map(node.name, tuple(node.shape), node.dtype, add, (x, total), node.op)
+    return _plus_sum(node, x, domain, body, (index, source))
 
 
 @rule("scatter.value")
@@ -186,20 +193,4 @@ def _index_put(
         value = cast(b.load(source, operand_index(place, source.shape)), node.type)
         return expr("where", (hit, value, const(0, node.type)), node.type)
 
-    total = Reduce(
-        f"{node.name}_sum",
-        x.shape,
-        node.dtype,
-        "sum",
-        domain,
-        (len(domain) - 1,),
-        body,
-        (index, source),
-        node.op,
-        True,
-    )
-
-    def add(b: Builder, at: tuple[Index, ...]) -> Expr:
-        return op("add", b.load(x, at), b.load(total, at))
-
-    return Map(node.name, tuple(node.shape), node.dtype, add, (x, total), node.op)
+    return _plus_sum(node, x, domain, body, (index, source))

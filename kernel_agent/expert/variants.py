@@ -60,18 +60,17 @@ def _tiles(plan: Plan, precision: Precision) -> list[Params]:
     kernels = [k for k in plan.kernels if isinstance(k, LoopKernel)]
     if plan.kind != "optimized" or not any(match(k) for k in kernels):
         return []
-    tf32 = {"tf32": 1} if precision is Precision.TF32 else {}
     sizes = (
         (64, "tiles of 64 x 64: more blocks, so that small products fill the device"),
         (128, "tiles of 128 x 128: each loaded element is used twice as often"),
     )
     out = [Params(name=f"tile_{n}", why=why, options={"tile": n}) for n, why in sizes]
-    if tf32:
+    if precision is Precision.TF32:
         out += [
             Params(
                 name=f"tf32_tile_{n}",
                 why=f"TF32 tensor cores, which this precision class allows; {why}",
-                options={"tile": n, **tf32},
+                options={"tile": n, "tf32": 1},
             )
             for n, why in sizes
         ]

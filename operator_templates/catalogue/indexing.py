@@ -65,6 +65,21 @@ def select(x: float, mask: float, call: Call) -> float:
     return float(call["fill"]) if mask > 0.5 else x
 
 
+GATHER = Template(
+    name="torch.gather",
+    family="indexing",
+    doc="a gather along one dim",
+    canonical=("gather",),
+    forward="torch.gather({x}, {dim}, {index})",
+    draw=some_dim,
+    operands=(Operand(name="index", domain=INDEX, below=along),),
+    sample=picked,
+    keeps=EQUIVARIANT,
+    low=same_low,
+    leaves=moved,
+    cost=Cost(cpu_ns=0.8, passes=1.3),
+)
+
 TRIL = Template(
     name="torch.tril",
     family="indexing",
@@ -92,32 +107,11 @@ TEMPLATES: list[Template] = [
         leaves=moved,
         cost=Cost(cpu_ns=0.5, passes=1.5),
     ),
-    Template(
-        name="torch.gather",
-        family="indexing",
-        doc="a gather along one dim",
-        canonical=("gather",),
-        forward="torch.gather({x}, {dim}, {index})",
-        draw=some_dim,
-        operands=(Operand(name="index", domain=INDEX, below=along),),
-        sample=picked,
-        keeps=EQUIVARIANT,
-        low=same_low,
-        leaves=moved,
-        cost=Cost(cpu_ns=0.8, passes=1.3),
-    ),
-    Template(
+    GATHER,
+    GATHER.but(
         name="torch.take_along_dim",
-        family="indexing",
-        doc="a gather along one dim",
         canonical=("take_along_dim",),
         forward="torch.take_along_dim({x}, {index}, dim={dim})",
-        draw=some_dim,
-        operands=(Operand(name="index", domain=INDEX, below=along),),
-        sample=picked,
-        keeps=EQUIVARIANT,
-        low=same_low,
-        leaves=moved,
         cost=Cost(cpu_ns=1.0, passes=1.4),
     ),
     Template(
