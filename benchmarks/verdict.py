@@ -2,19 +2,22 @@
 
     python -m benchmarks.verdict --target=cuda --num_problems=6
 
-One process, one problem after the other. Prints seconds per call of the reference's and the
-solution's workers, per problem and in all, and the share of wall time that held the device
-exclusively. With --json=FILE the raw numbers, with commit and device, go there.
+One process, one problem after the other, until all are done or Ctrl-C. Prints seconds per call of
+the reference's and the solution's workers, and the share of wall time that held the device
+exclusively. With --json=FILE the raw numbers, with commit and device, go there: every call in
+order, so that gaps (builds, forks) show too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from dedup.signature import signature
@@ -30,24 +33,31 @@ from training_export.run_record import git_commit
 from verification.admission import admit
 from verification.machine import Machine, MachineSettings
 
-Costs = dict[str, list[float]]
-
 
 class TimedWorker(sandbox.Worker):
-    """A worker that notes how long each call takes."""
+    """A worker that notes when each call began and how long it took."""
 
-    costs: ClassVar[Costs] = defaultdict(list)
+    calls: ClassVar[list[tuple[str, float, float]]] = []
 
     def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+        with self._noted(method):
+            reply = super().call(method, timeout_s, **params)
+        if method == "screen":
+            now = time.perf_counter()
+            self.calls.extend((f"screen.{rule}", now, s) for rule, s in reply["seconds"].items())
+        return reply
+
+    def close(self, wait_s: float = 0.0) -> None:
+        with self._noted("close"):
+            super().close(wait_s)
+
+    @contextlib.contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
-            reply = super().call(method, timeout_s, **params)
+            yield
         finally:
-            self.costs[method].append(time.perf_counter() - started)
-        if method == "screen":
-            for rule, seconds in reply["seconds"].items():
-                self.costs[f"screen.{rule}"].append(seconds)
-        return reply
+            self.calls.append((name, started, time.perf_counter() - started))
 
 
 def run_problem(problem: Problem, machine: Machine) -> dict[str, Any]:
@@ -95,50 +105,57 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     sandbox.Worker = TimedWorker  # type: ignore[misc]
-    target = Target(args.target)
-    started = time.time()
     with tempfile.TemporaryDirectory() as root:
-        machine = Machine(
-            MachineSettings(
-                target=target,
-                device="cpu" if target is Target.CPU else "cuda:0",
-                store=os.path.join(root, "store"),
-                cache=os.path.join(root, "cache"),
-                lease_log=os.path.join(root, "lease.log"),
-            )
+        machine = open_machine(Target(args.target), root)
+        started = time.time()
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            print(machine.environment, machine.isolation, flush=True)
+            for index in range(args.num_problems):
+                try:
+                    problem = compose(args.seed, index, machine.target)
+                except ComposeError as error:
+                    print(index, "not composed:", error.reason)
+                    continue
+                rows.append(run_problem(problem, machine))
+                print(json.dumps(rows[-1]), flush=True)
+        report(machine, rows, time.time() - started, args.json)
+        machine.close()
+
+
+def open_machine(target: Target, root: str) -> Machine:
+    return Machine(
+        MachineSettings(
+            target=target,
+            device="cpu" if target is Target.CPU else "cuda:0",
+            store=os.path.join(root, "store"),
+            cache=os.path.join(root, "cache"),
+            lease_log=os.path.join(root, "lease.log"),
         )
-        print(
-            machine.environment,
-            machine.isolation,
-            f"start {time.time() - started:.1f} s",
-            flush=True,
-        )
-        rows = []
-        for index in range(args.num_problems):
-            try:
-                problem = compose(args.seed, index, target)
-            except ComposeError as error:
-                print(index, "not composed:", error.reason)
-                continue
-            rows.append(run_problem(problem, machine))
-            print(json.dumps(rows[-1]), flush=True)
-        wall_s = time.time() - started
-        held_s = held_seconds(os.path.join(root, "lease.log"))
+    )
+
+
+def report(machine: Machine, rows: list[dict[str, Any]], wall_s: float, file: str | None) -> None:
+    """Print seconds per call and write the raw numbers."""
+    held_s = held_seconds(str(machine.settings.lease_log))
+    costs: dict[str, list[float]] = defaultdict(list)
+    for method, _, seconds in TimedWorker.calls:
+        costs[method].append(seconds)
+    for method, found in sorted(costs.items(), key=lambda item: -sum(item[1])):
+        print(f"{method:32s} {len(found):5d} calls {sum(found):9.3f} s")
+    print(f"{wall_s:.1f} s in all, the device held alone for {held_s / wall_s:.0%} of it")
+    if file:
+        first = min((start for _, start, _ in TimedWorker.calls), default=0.0)
         record = {
             "commit": git_commit(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
             "environment": to_json(machine.environment),
             "wall_s": wall_s,
             "exclusive_s": held_s,
             "problems": rows,
-            "calls": dict(TimedWorker.costs),
+            "calls": [(m, round(t - first, 4), round(s, 4)) for m, t, s in TimedWorker.calls],
         }
-        machine.close()
-    for method, costs in sorted(TimedWorker.costs.items(), key=lambda item: -sum(item[1])):
-        print(f"{method:32s} {len(costs):5d} calls {sum(costs):9.3f} s")
-    print(f"{wall_s:.1f} s in all, the device held alone for {held_s / wall_s:.0%} of it")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(record, file, indent=1)
+        with open(file, "w") as out:
+            json.dump(record, out)
 
 
 if __name__ == "__main__":

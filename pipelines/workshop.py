@@ -55,7 +55,7 @@ def shared_zygote(config: RunConfig) -> Iterator[None]:
 
     It warms up while Beam starts its workers; its address travels in the environment they inherit.
     """
-    zygote = start_zygote(Path(cache_folder(config)))
+    zygote = start_zygote(Path(cache_folder(config)), Target(config.target))
     os.environ[ZYGOTE] = zygote.address
     try:
         yield

@@ -133,12 +133,13 @@ class Zygote:
     def start(
         preload: Sequence[str] = (),
         environment: dict[str, str] | None = None,
-        warm: bool = True,
+        warm: str | None = "cpu",
     ) -> Zygote:
         """Start a warm parent and connect to it; it may still be warming up then.
 
         `preload`: modules to import before any fork, those marked with ? where they exist.
-        `warm`: compile something before any fork, so that a child's first torch.compile is fast.
+        `warm`: the target ("cpu", "cuda") for which to compile something before any fork, so that
+        a child's first torch.compile is fast; None to only import.
         """
         folder = tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-")
         address = os.path.join(folder, "zygote")
@@ -150,7 +151,7 @@ class Zygote:
                 sys.executable,
                 *("-W", "ignore:This process:DeprecationWarning"),  # it forks, and knows how
                 *("-m", "runtime.zygote", str(theirs.fileno()), address),
-                *("warm" if warm else "cool", *PRELOAD, *preload),
+                *(warm or "cool", *PRELOAD, *preload),
             ],
             pass_fds=[theirs.fileno()],
             env=kept,

@@ -1,6 +1,6 @@
 """The warm parent: a process with torch imported that forks one child per problem or solution.
 
-Run as `python -m runtime.zygote OWNER_FD ADDRESS {warm,cool} MODULES` by
+Run as `python -m runtime.zygote OWNER_FD ADDRESS {cpu,cuda,cool} MODULES` by
 `runtime.sandbox.Zygote`. It never touches a device, holds no secret and runs no foreign code
 itself. A fork costs milliseconds where a fresh interpreter pays seconds for importing torch, and
 a child's first torch.compile takes a tenth of a cold one. Any number of processes share one:
@@ -46,8 +46,12 @@ def main() -> None:
             optional = name.startswith("?")
             with contextlib.suppress(ImportError) if optional else contextlib.nullcontext():
                 importlib.import_module(name.removeprefix("?"))
-        _warm_up(compiler=sys.argv[3] == "warm")
+        _warm_up(sys.argv[3])
     _forget_device_answers()
+    gc.collect()
+    # A child's collector leaves alone what is here now: walking half a million objects of torch
+    # takes 0.2 s, and the first walk copies every page that holds one.
+    gc.freeze()
     try:
         Server(owner, listener, unprivileged_user()).run()
     finally:
@@ -197,9 +201,11 @@ def _forget_device_answers() -> None:
                 cached.cache_clear()
 
 
-def _warm_up(compiler: bool) -> None:
-    """Load what children would load one by one; with `compiler`, compile a tiny function too.
+def _warm_up(target: str) -> None:
+    """Load what children would load one by one; compile a tiny function, unless `cool`.
 
+    For `cuda` one that is a library call: torch's compiler runs from end to end, without the ten
+    seconds in which g++ digests torch's headers for a kernel that no child will need.
     One thread only, because a thread pool would not survive the fork.
     """
     import torch
@@ -208,9 +214,10 @@ def _warm_up(compiler: bool) -> None:
 
     trace.preload()
     torch.set_num_threads(1)
-    if compiler:
+    if target != "cool":
+        call = torch.matmul if target == "cuda" else lambda x, y: torch.softmax(x * y, -1).sum()
         with torch.no_grad():
-            torch.compile(lambda x: torch.softmax(x * 2, -1).sum())(torch.randn(8, 8))
+            torch.compile(lambda x: call(x, x))(torch.randn(8, 8))
         torch._dynamo.reset()
 
 

@@ -56,7 +56,8 @@ def test_a_fast_solution_is_called_as_often_as_the_baselines(judge: Judge) -> No
     assert verdict.solution is not None
     assert verdict.eager is not None
     timed, baseline = len(verdict.solution.samples_ms), len(verdict.eager.samples_ms)
-    assert 16 <= baseline // 2 < timed <= baseline  # a round may be cut short by a busy machine
+    assert baseline >= 16  # two calls a round at least
+    assert baseline // 2 < timed <= baseline  # a round may be cut short by a busy machine
 
 
 def test_a_slow_solution_is_checked_on_a_timed_call_too(judge: Judge) -> None:

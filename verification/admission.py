@@ -15,7 +15,7 @@ from runtime.sandbox import Worker, WorkerError
 from runtime.trace import OperatorNode, declared_operators
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import Admission, AdmitReason, Problem, Target
-from verification.judge import DYING_S, harness_hash, open_reference
+from verification.judge import harness_hash, open_reference
 from verification.machine import Machine
 from verification.roofline import roofline_ms
 from verification.trial import fresh_seed
@@ -63,11 +63,12 @@ def _screen(
     declared: Sequence[str],
 ) -> Admission:
     worker: Worker | None = None
+    raised = AdmitReason.EAGER_ERROR
     try:
+        worker = open_reference(problem, machine)
         with machine.lease.shared():
-            worker = open_reference(problem, machine)
-            # Three steps' worth of time: the rules run the reference many times and compile it.
-            found = worker.call("screen", 3 * machine.timeout_s, seed=fresh_seed())
+            # Two steps' worth of time: the rules run the reference many times.
+            found = worker.call("screen", 2 * machine.timeout_s, seed=fresh_seed())
         if found["reason"] is not None:
             return _refused(problem, machine, AdmitReason(found["reason"]), found["detail"])
         nodes = [from_json(OperatorNode, node) for node in found["nodes"]]
@@ -75,23 +76,34 @@ def _screen(
         if made != Counter(declared):
             detail = f"declared {sorted(declared)}, found {sorted(made.elements())}"
             return _refused(problem, machine, AdmitReason.DECLARED_OPS, detail)
-        with machine.lease.shared():
-            worker.call("make_ring", machine.timeout_s, seed=fresh_seed())
-        with machine.lease.exclusive():
-            worker.call("start_timing", machine.timeout_s)
-            times = {
-                side: statistics.median(
-                    worker.call("time", machine.timeout_s, side=side, calls=TIMED_CALLS)
-                )
-                for side in ("eager", "compile")
-            }
+        raised = AdmitReason.COMPILE_ERROR
+        with machine.building():
+            worker.call("compile", 2 * machine.timeout_s)
+        times = _time(worker, machine)
     except WorkerError as error:
-        return _refused(problem, machine, _reason(error), str(error))
+        return _refused(problem, machine, _reason(error, raised), str(error))
     finally:
         if worker is not None:
-            with machine.lease.shared():
-                worker.close(wait_s=DYING_S)
+            machine.end(worker)
+    if times is None:
+        detail = "torch.compile and eager disagree"
+        return _refused(problem, machine, AdmitReason.COMPILE_MISMATCH, detail)
     return _timed(problem, machine, found, times, signature(nodes))
+
+
+def _time(worker: Worker, machine: Machine) -> dict[str, float] | None:
+    """Median ms of eager and of torch.compile; None when the two disagree. Raises WorkerError."""
+    machine.ask(worker, "make_ring", seed=fresh_seed())
+    with machine.lease.exclusive():
+        if not worker.call("check_compiled", machine.timeout_s)["same"]:
+            return None
+        worker.call("warm_up", machine.timeout_s)
+        return {
+            side: statistics.median(
+                worker.call("time", machine.timeout_s, side=side, calls=TIMED_CALLS)
+            )
+            for side in ("eager", "compile")
+        }
 
 
 def _timed(
@@ -124,12 +136,12 @@ def _timed(
     )
 
 
-def _reason(error: WorkerError) -> AdmitReason:
+def _reason(error: WorkerError, raised: AdmitReason) -> AdmitReason:
     by_kind = {
         "timeout": AdmitReason.TIMEOUT,
         "crash": AdmitReason.CRASH,
         "out_of_memory": AdmitReason.OUT_OF_MEMORY,
-        "runtime_error": AdmitReason.EAGER_ERROR,
+        "runtime_error": raised,
     }
     return by_kind[error.kind]
 

@@ -12,7 +12,7 @@ FLUSH_BYTES = 256 << 20
 """Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB)."""
 
 
-WARM_UP_CALLS, WARM_UP_S = 10, 0.2
+WARM_UP_CALLS, WARM_UP_S = 10, 0.05
 """Calls before timing: ten, or as many as fit, but at least three."""
 
 

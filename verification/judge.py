@@ -43,7 +43,6 @@ from verification.trial import Refusal, Trial, fresh_seed
 TIMING_ATTEMPTS = 3
 FLOOR_SHARE = 0.8
 """Of the roofline, which is at the copy rate: reading alone can be an eighth faster."""
-DYING_S = 5.0
 FLOOR_BYTES = 256 << 20
 """Problems that move less may sit in a cache, where the copy rate of the memory is no floor."""
 
@@ -72,8 +71,7 @@ class Judge:
     def close(self) -> None:
         """End the reference's worker; the next solution gets a new one."""
         if self._reference is not None:
-            with self._machine.lease.shared():
-                self._reference.close(wait_s=DYING_S)
+            self._machine.end(self._reference)
             self._reference = None
 
     def verify(self, solution: Solution, effort: str = "reward") -> Verdict:
@@ -123,10 +121,9 @@ class Judge:
             file.parent.chmod(0o755 if file.parent != scratch else 0o777)
         machine, state_seed = self._machine, fresh_seed()
         library = str(machine.public(_built(record)))
-        with machine.lease.shared():
-            reference = self._ready_reference()
-            state = str(scratch / "state.pt")
-            given = reference.call("set_state", machine.timeout_s, seed=state_seed, path=state)
+        reference = self._ready_reference()
+        state = str(scratch / "state.pt")
+        given = machine.ask(reference, "set_state", seed=state_seed, path=state)
         worker = machine.spawn(
             "verification.solution_worker:handlers",
             "solution",
@@ -135,37 +132,32 @@ class Judge:
             inputs_code=self._inputs_code,
             log=str(scratch / "log"),
         )
-        trial = Trial(reference, worker, scratch, machine.timeout_s, state_seed)
+        trial = Trial(machine, reference, worker, scratch, state_seed)
         record.trial = trial
         try:
-            with machine.lease.shared():
-                loaded = worker.call("load", machine.timeout_s)
-                record.isolation = from_json(Isolation, loaded["isolation"])
-                trial.calibrate()
-                trial.load(library, state, given["init_inputs"])
+            loaded = machine.ask(worker, "load")
+            record.isolation = from_json(Isolation, loaded["isolation"])
+            trial.load(library, state, given["init_inputs"])
             yield trial
         finally:
-            with machine.lease.shared():
-                worker.close(wait_s=DYING_S)
+            machine.end(worker)
 
     def _ready_reference(self) -> Worker:
         """The reference's worker, loaded and with its baseline compiled."""
         if self._reference is None:
-            self._reference = open_reference(self._problem, self._machine)
-            self._reference.call("warm", self._machine.timeout_s * 2, seed=fresh_seed())
+            machine = self._machine
+            self._reference = open_reference(self._problem, machine)
+            machine.ask(self._reference, "make_example", seed=fresh_seed())
+            with machine.building():
+                self._reference.call("compile", 2 * machine.timeout_s)
         return self._reference
 
     def _try(self, trial: Trial, effort: str, record: _Draft) -> None:
-        lease = self._machine.lease
-        with lease.shared():
-            trial.check_draws()
+        trial.check_draws()
         for _ in range(TIMING_ATTEMPTS):
-            with lease.shared():
-                trial.make_rings()
-            with lease.exclusive():
-                trial.measure(effort)
-            with lease.shared():
-                trial.check_timed()
+            trial.make_rings()
+            trial.measure(effort)
+            trial.check_timed()
             if record.steady():
                 return
 
@@ -255,7 +247,7 @@ class _Draft:
 
 
 def open_reference(problem: Problem, machine: Machine) -> Worker:
-    """A reference worker with its problem loaded. Raises WorkerError; the caller holds a lease."""
+    """A reference worker with its problem loaded. Raises WorkerError."""
     worker = machine.spawn(
         "verification.reference_worker:handlers",
         "reference",
@@ -265,9 +257,9 @@ def open_reference(problem: Problem, machine: Machine) -> Worker:
         compile_cache=str(machine.cache / "compiled"),
     )
     try:
-        worker.call("load", machine.timeout_s)
+        machine.ask(worker, "load")
     except RemoteError:
-        worker.close()
+        machine.end(worker)
         raise
     return worker
 

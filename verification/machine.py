@@ -25,6 +25,7 @@ from verification.toolchain import Toolchain, toolchain
 WORKERS = ("verification.reference_worker", "verification.solution_worker")
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 16 << 30
+DYING_S = 5.0
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """glibc keeps freed blocks instead of handing them back to the system, for every side alike. By
 default a CPU baseline pays for fresh pages on every call: 4.5 ms instead of 0.9 ms for two
@@ -141,6 +142,19 @@ class Machine:
         limits = self.settings
         return content_key(key, limits.memory_limit_gib, limits.device_memory_gib, self.timeout_s)
 
+    def ask(self, worker: Worker, method: str, **params: Any) -> Any:
+        """Call a worker that uses the device: shared with others, for this one call.
+
+        Whoever waits to time waits for the longest such call, and everybody else for it.
+        """
+        with self.lease.shared():
+            return worker.call(method, self.timeout_s, **params)
+
+    def end(self, worker: Worker) -> None:
+        """Kill a worker; its memory goes back while nobody is timed."""
+        with self.lease.shared():
+            worker.close(wait_s=DYING_S)
+
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Around work for the CPU: where the CPU is the device, it must not disturb a timing."""
@@ -155,7 +169,7 @@ class Machine:
                 self._zygote = Zygote.connect(shared)
             else:
                 with self.building():
-                    self._zygote = start_zygote(self.cache, warm=self._warm)
+                    self._zygote = start_zygote(self.cache, self.target if self._warm else None)
         return self._zygote
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -205,8 +219,11 @@ class Machine:
             self._zygote = None
 
 
-def start_zygote(cache: Path, warm: bool = True) -> Zygote:
-    """A warm parent for the workers of any number of machines with the same cache."""
+def start_zygote(cache: Path, warm: Target | None) -> Zygote:
+    """A warm parent for the workers of any number of machines with the same cache and target.
+
+    Without a target it only imports.
+    """
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "warm"), **ALLOCATOR}
     return Zygote.start(WORKERS, environment, warm=warm)
 

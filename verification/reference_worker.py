@@ -6,19 +6,22 @@ JSON values; tensors arrive through `verification.transport`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
+from torch._inductor.output_code import CompiledFxGraph
 
 from runtime.problem_code import load_module, make_inputs, make_model
 from verification.clock import Clock, warm_up
 from verification.correctness import Expected, compare
 from verification.inputs import Draw, InputRing, checksum, draw_inputs, timed_inputs
-from verification.screening import SCREENS
+from verification.screening import SCREENS, Sample
 from verification.transport import flatten_outputs, receive_tensor
 from verification.worker_setup import (
     release,
@@ -27,6 +30,10 @@ from verification.worker_setup import (
     shares_memory,
     synchronize,
 )
+
+
+class Compiled(Exception):
+    """Raised in place of the first run of a compiled graph."""
 
 
 class Reference:
@@ -40,6 +47,8 @@ class Reference:
         self.module: types.ModuleType = load_module(config["code"])
         self.model = make_model(self.module, self.device, config["state_seed"])
         self.compiled: Callable[..., Any] = torch.compile(self.model)
+        self.example: list[Any] | None = None
+        self.sample: Sample | None = None
         self._exact: torch.nn.Module | None = None
         self._clock: Clock | None = None
         self._ring: InputRing | None = None
@@ -52,17 +61,32 @@ class Reference:
     def set_state(self, seed: int, path: str) -> dict[str, Any]:
         """Draw parameters and buffers from `seed`; the solution's process loads `path`."""
         self.model.load_state_dict(make_model(self.module, self.device, seed).state_dict())
-        self._exact = None
+        self.example = self._exact = None
         torch.save(self.model.state_dict(), path)
         os.chmod(path, 0o644)
         return {"init_inputs": _plain(list(self.module.get_init_inputs()))}
 
-    def warm(self, seed: int) -> dict[str, Any]:
-        """Compile the baseline (from the cache, where it has been compiled before)."""
-        inputs = make_inputs(self.module, self.device, seed)
-        for model in (self.model, self.compiled):
-            self.run(model, inputs)
+    def make_example(self, seed: int) -> dict[str, Any]:
+        """Inputs for `compile`, which is to leave the device alone."""
+        self.example = make_inputs(self.module, self.device, seed)
         synchronize()
+        return {}
+
+    def compile(self) -> dict[str, Any]:
+        """Compile the baseline, or read it from the cache, and stop before its first kernel.
+
+        Seconds of work for the CPU, during which others may time. The first run, in which
+        Inductor tries its few configurations, is left to whoever holds the device alone. Not
+        covered: a model in which nothing is compiled just runs.
+        """
+        if self.example is None:
+            raise RuntimeError("make_example comes first")
+
+        def stop(*_: Any, **__: Any) -> None:
+            raise Compiled
+
+        with contextlib.suppress(Compiled), mock.patch.object(CompiledFxGraph, "__call__", stop):
+            self.run(self.compiled, self.example)
         return {}
 
     def exact_model(self) -> torch.nn.Module:
@@ -125,7 +149,7 @@ class Reference:
         worst: dict[str, Any] | None = None
         for index, (description, path) in enumerate(zip(outputs, paths, strict=True)):
             try:
-                value = receive_tensor(description, path).to(self.device)
+                value = receive_tensor(description, path, self.device)
             except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return _failed(f"output {index}: {error}")
             found = compare(value, expected[index])
@@ -158,8 +182,8 @@ class Reference:
         synchronize()
         return {}
 
-    def start_timing(self) -> dict[str, Any]:
-        """Warm up. From here to `stop_timing` the caller holds the device alone."""
+    def warm_up(self) -> dict[str, Any]:
+        """Run both baselines until caches and allocator are warm."""
         if self._ring is None:
             raise RuntimeError("make_ring comes first")
         self._clock = self._clock or Clock(self.device)
@@ -175,7 +199,7 @@ class Reference:
         threads, and not every side has the same predecessor.
         """
         if self._clock is None or self._ring is None:
-            raise RuntimeError("start_timing comes first")
+            raise RuntimeError("warm_up comes first")
         model = self.model if side == "eager" else self.compiled
         samples = []
         for _ in range(calls + 1):
@@ -220,8 +244,8 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["reference"], name)(**params)
 
-    names = ("set_state", "warm", "expect", "expect_timed", "check", "aliases")
-    timing = ("make_ring", "start_timing", "time", "stop_timing")
+    names = ("set_state", "make_example", "compile", "expect", "expect_timed", "check", "aliases")
+    timing = ("make_ring", "warm_up", "time", "stop_timing")
     screens = {
         name: (lambda f: lambda **params: f(state["reference"], **params))(function)
         for name, function in SCREENS.items()

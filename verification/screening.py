@@ -33,10 +33,11 @@ MAX_EAGER_ERROR = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
 
 
 def screen(reference: Reference, seed: int) -> dict[str, Any]:
-    """Run every untimed rule in order of cost.
+    """Run every rule that needs neither compiler nor clock, in order of cost.
 
-    Returns {"reason", "detail", "seconds"} of the first rule that refuses (reason None when none
-    does), and then the operator graph, the least bytes and the FLOPs. `seconds` is by rule.
+    Leaves what `compile` and `check_compiled` need with the reference. Returns {"reason", "detail",
+    "seconds"} of the first rule that refuses (reason None when none does), and then the operator
+    graph, the least bytes and the FLOPs. `seconds` is by rule.
     """
     seconds: dict[str, float] = {}
     started = time.perf_counter()
@@ -53,7 +54,7 @@ def screen(reference: Reference, seed: int) -> dict[str, Any]:
     found = _finite(expected) or _accurate(expected) or _varies(expected)
     if found is not None:
         return answer(found)
-    sample = _Sample(expected, seed)
+    sample = Sample(expected, seed)
     seconds["expected"] = time.perf_counter() - started
     for rule in RULES:
         started = time.perf_counter()
@@ -61,10 +62,13 @@ def screen(reference: Reference, seed: int) -> dict[str, Any]:
         seconds[rule.__name__.strip("_")] = time.perf_counter() - started
         if found is not None:
             return answer(found)
+    reference.example, reference.sample = inputs, sample
+    min_bytes = _min_bytes(reference, inputs, expected)
+    sample.expected = []  # gigabytes, and the sample holds what is compared from here on
     return answer(
         None,
         nodes=to_json(trace_operators(reference.module)),
-        min_bytes=_min_bytes(reference, inputs, expected),
+        min_bytes=min_bytes,
         flops=_flops(reference, inputs),
     )
 
@@ -108,7 +112,7 @@ def _varies(expected: list[Expected]) -> Finding | None:
 
 
 def _fresh_inputs(
-    reference: Reference, inputs: list[Any], sample: _Sample, seed: int
+    reference: Reference, inputs: list[Any], sample: Sample, seed: int
 ) -> Finding | None:
     other = make_inputs(reference.module, reference.device, seed + 1)
     for index, (one, two) in enumerate(zip(inputs, other, strict=True)):
@@ -117,7 +121,7 @@ def _fresh_inputs(
     return None
 
 
-def _trivial(reference: Reference, inputs: list[Any], sample: _Sample, seed: int) -> Finding | None:
+def _trivial(reference: Reference, inputs: list[Any], sample: Sample, seed: int) -> Finding | None:
     for name, answer in _trivial_answers(inputs, sample.expected):
         if sample.same(answer) and _same(answer, sample.expected):
             return AdmitReason.TRIVIAL_ANSWER, f"{name} would pass"
@@ -138,7 +142,7 @@ def _trivial_answers(
 
 
 def _moves_with_inputs(
-    reference: Reference, inputs: list[Any], sample: _Sample, seed: int
+    reference: Reference, inputs: list[Any], sample: Sample, seed: int
 ) -> Finding | None:
     other = make_inputs(reference.module, reference.device, seed + 1)
     for index in range(len(inputs)):
@@ -149,7 +153,7 @@ def _moves_with_inputs(
 
 
 def _moves_with_parameters(
-    reference: Reference, inputs: list[Any], sample: _Sample, seed: int
+    reference: Reference, inputs: list[Any], sample: Sample, seed: int
 ) -> Finding | None:
     tensors = {**dict(reference.model.named_parameters()), **dict(reference.model.named_buffers())}
     for name, tensor in tensors.items():
@@ -168,7 +172,7 @@ def _moves_with_parameters(
 
 
 def _moves_with_operators(
-    reference: Reference, inputs: list[Any], sample: _Sample, seed: int
+    reference: Reference, inputs: list[Any], sample: Sample, seed: int
 ) -> Finding | None:
     counter = _Ablation(None)
     with counter:
@@ -222,16 +226,16 @@ class _Ablation(TorchFunctionMode):
         return torch.full_like(result, result.double().mean().item())
 
 
-def _compiles(
-    reference: Reference, inputs: list[Any], sample: _Sample, seed: int
-) -> Finding | None:
-    try:
-        outputs = reference.run(reference.compiled, inputs)[1]
-    except Exception as error:
-        return AdmitReason.COMPILE_ERROR, f"{type(error).__name__}: {str(error)[:500]}"
-    if not sample.same(outputs):
-        return AdmitReason.COMPILE_MISMATCH, "torch.compile and eager disagree"
-    return None
+def check_compiled(reference: Reference) -> dict[str, Any]:
+    """The compiled baseline's first run: does it agree with eager? {"same": bool}
+
+    The caller holds the device alone, because Inductor times its configurations in this run.
+    """
+    inputs, sample = reference.example, reference.sample
+    reference.example = reference.sample = None
+    if inputs is None or sample is None:
+        raise RuntimeError("screen comes first")
+    return {"same": sample.same(reference.run(reference.compiled, inputs)[1])}
 
 
 RULES: tuple[Callable[..., Finding | None], ...] = (
@@ -240,11 +244,10 @@ RULES: tuple[Callable[..., Finding | None], ...] = (
     _moves_with_inputs,
     _moves_with_parameters,
     _moves_with_operators,
-    _compiles,
 )
 
 
-class _Sample:
+class Sample:
     """Up to SAMPLE_SIZE elements of each output, on which "the same" and "moved" are decided.
 
     A change of one element in ten thousand escapes it with a probability of 0.1 %.
@@ -252,6 +255,7 @@ class _Sample:
 
     def __init__(self, expected: list[Expected], seed: int) -> None:
         self.expected = expected
+        self._shapes = [output.eager.shape for output in expected]
         self._picks = [_pick(output.eager, seed) for output in expected]
         self._wanted = [
             Expected(eager=e.eager.reshape(-1)[pick], exact=e.exact.reshape(-1)[pick])
@@ -259,7 +263,7 @@ class _Sample:
         ]
 
     def same(self, outputs: list[torch.Tensor]) -> bool:
-        if [o.shape for o in outputs] != [e.eager.shape for e in self.expected]:
+        if [o.shape for o in outputs] != self._shapes:
             return False
         picked = [o.reshape(-1)[pick] for o, pick in zip(outputs, self._picks, strict=True)]
         return _same(picked, self._wanted)
@@ -296,4 +300,4 @@ def _flops(reference: Reference, inputs: list[Any]) -> int:
     return int(counter.get_total_flops())
 
 
-SCREENS: dict[str, Callable[..., Any]] = {"screen": screen}
+SCREENS: dict[str, Callable[..., Any]] = {"screen": screen, "check_compiled": check_compiled}

@@ -44,6 +44,7 @@ class Candidate:
         self._ring: InputRing | None = None
         self._inputs: Any = None
         self._result: Any = None
+        self._kept: dict[int, tuple[str, list[torch.Tensor]]] = {}
 
     def ping(self) -> dict[str, Any]:
         """Nothing, as `call` does it: what a call costs without the work."""
@@ -87,7 +88,7 @@ class Candidate:
             "checksum": before,
             "inputs_kept": checksum(inputs) == before,
             "aliases": shares_memory(outputs, inputs),
-            **self._send("draw", structure, outputs),
+            **self._send(structure, outputs),
         }
 
     def _poison(self) -> None:
@@ -100,10 +101,10 @@ class Candidate:
                 size = output.numel() * output.element_size()
                 torch.empty(size, dtype=torch.uint8, device=output.device).fill_(0xFF)
 
-    def _send(self, prefix: str, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
-        """Hand outputs to the reader."""
+    def _send(self, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
+        """Hand outputs to the reader, over those it has read."""
         sent = [
-            send_tensor(value, str(self.scratch / f"{prefix}.{index}"))
+            send_tensor(value, str(self.scratch / f"output.{index}"))
             for index, value in enumerate(outputs)
         ]
         return {"structure": structure, "outputs": sent}
@@ -118,13 +119,14 @@ class Candidate:
     def make_ring(self, seed: int) -> dict[str, Any]:
         """Make the inputs of the timed calls."""
         self._ring = self._inputs = self._result = None  # before there is a second one
+        self._kept = {}
         release(self.device)
         self._ring = InputRing(self.module, self.device, seed)
         synchronize()
         return {}
 
-    def start_timing(self) -> dict[str, Any]:
-        """Warm up; says with how many calls."""
+    def warm_up(self) -> dict[str, Any]:
+        """Run until caches and allocator are warm; says with how many calls."""
         if self._ring is None:
             raise RuntimeError("make_ring comes first")
         ring = self._ring
@@ -145,9 +147,21 @@ class Candidate:
         self._result = result
         return {"ms": milliseconds}
 
-    def keep(self, prefix: str) -> dict[str, Any]:
-        """Hand over the output of the last timed call, asked for after the clock has stopped."""
-        return self._send(prefix, *flatten_outputs(self._result))
+    def keep(self, number: int) -> dict[str, Any]:
+        """Copy the output of the last timed call, asked for after the clock has stopped.
+
+        A copy on the device: handing it over takes a hundred times as long, and can wait until
+        others may use the device again.
+        """
+        structure, outputs = flatten_outputs(self._result)
+        self._kept[number] = (structure, [output.clone() for output in outputs])
+        synchronize()
+        return {}
+
+    def hand_over(self, number: int) -> dict[str, Any]:
+        """The output that was kept of a timed call."""
+        self._ring = self._inputs = self._result = None
+        return self._send(*self._kept.pop(number))
 
 
 def _inputs_module(code: str) -> types.ModuleType:
@@ -175,9 +189,10 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         "run",
         "alive",
         "make_ring",
-        "start_timing",
+        "warm_up",
         "prepare",
         "call",
         "keep",
+        "hand_over",
     )
     return {"load": load, **{name: method(name) for name in names}}

@@ -10,13 +10,14 @@ it was tried on.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
-from pathlib import Path
 from typing import Any
 
 import torch
 
+STAGING_BYTES = 16 << 20
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -26,21 +27,33 @@ DTYPES = {
 }  # fmt: skip
 
 
+@functools.cache
+def _staging(pinned: bool) -> torch.Tensor:
+    """Memory of this process that a GPU copies to and from at full speed."""
+    return torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
+
+
 def send_tensor(value: torch.Tensor, path: str) -> dict[str, Any]:
-    """Write a tensor's bytes to `path` and describe it."""
-    flat = value.detach().contiguous().view(-1)
-    if flat.numel() > 0:
-        # Straight from the device into the file's pages.
-        size = flat.numel()
-        torch.from_file(path, shared=True, size=size, dtype=flat.dtype).copy_(flat)
-        os.chmod(path, 0o644)
-    else:
-        Path(path).touch()
+    """Write a tensor's bytes to `path` and describe it.
+
+    Written piece by piece: memory mapped from the file would cost a page fault for every 4 KiB.
+    A file that exists is written over, because fresh pages cost more than the copy.
+    """
+    flat = value.detach().contiguous().view(-1).view(torch.uint8)
+    staging = _staging(flat.is_cuda)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with open(handle, "wb", buffering=0) as file:
+        file.truncate(flat.numel())
+        for piece in flat.split(STAGING_BYTES):
+            part = staging[: piece.numel()]
+            part.copy_(piece)
+            if file.write(part.numpy().data) != piece.numel():
+                raise OSError(f"{path}: written in part only")
     return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
 
 
-def receive_tensor(description: dict[str, Any], path: str) -> torch.Tensor:
-    """The tensor behind a description, on the CPU. Raises ValueError when the two do not fit.
+def receive_tensor(description: dict[str, Any], path: str, device: str) -> torch.Tensor:
+    """The tensor behind a description. Raises ValueError when the two do not fit.
 
     `path` is where the reader expects the bytes: a description cannot name another file.
     """
@@ -55,9 +68,15 @@ def receive_tensor(description: dict[str, Any], path: str) -> torch.Tensor:
     size = info.st_size
     if size != count * dtype.itemsize:
         raise ValueError(f"expected {count * dtype.itemsize} bytes for {shape}, got {size}")
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_file(path, shared=False, size=count, dtype=dtype).view(shape)
+    value = torch.empty(shape, dtype=dtype, device=device)
+    staging = _staging(value.is_cuda)
+    with open(path, "rb", buffering=0) as file:
+        for piece in value.view(-1).view(torch.uint8).split(STAGING_BYTES):
+            part = staging[: piece.numel()]
+            if file.readinto(part.numpy().data) != piece.numel():
+                raise ValueError(f"{path} ended early")
+            piece.copy_(part)
+    return value
 
 
 def flatten_outputs(outputs: Any) -> tuple[str, list[torch.Tensor]]:

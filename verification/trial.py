@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from runtime.sandbox import Worker, WorkerError
 from schemas.records import Check, VerdictStatus
 from verification import timing
 from verification.inputs import DRAWS
+from verification.machine import Machine
 
 PINGS = 20
 KEPT_CALLS = 2
@@ -46,20 +46,24 @@ def fresh_seed() -> int:
 
 
 class Trial:
-    """The checks and times of one solution, complete when a phase returns."""
+    """The checks and times of one solution, complete when a phase returns.
+
+    Every call shares the device with others, except in `measure`, which has it alone.
+    """
 
     def __init__(
-        self, reference: Worker, solution: Worker, scratch: Path, timeout_s: float, state_seed: int
+        self, machine: Machine, reference: Worker, solution: Worker, scratch: Path, state_seed: int
     ) -> None:
+        self._machine = machine
         self._reference = reference
         self._solution = solution
         self._scratch = scratch
-        self._timeout_s = timeout_s
+        self._held = False
         self._state_seed = state_seed
         self.checks: list[Check] = []
         self.rounds: dict[str, list[list[float]]] = {}
         self.clock = ""
-        self._kept: list[tuple[int, dict[str, Any], str]] = []
+        self._kept: list[int] = []
         self._ring_seed = 0
         self._eager_ms = 0.0
         self._ping_ms = math.inf
@@ -67,7 +71,7 @@ class Trial:
     def _ask(self, method: str, **params: Any) -> Any:
         """Call the solution's worker; whatever goes wrong there is the solution's fault."""
         try:
-            reply = self._solution.call(method, self._timeout_s, **params)
+            reply = self._call(self._solution, method, **params)
         except WorkerError as error:
             raise Refusal(VerdictStatus(error.kind), f"{method}: {error}") from error
         if not isinstance(reply, dict):
@@ -75,7 +79,22 @@ class Trial:
         return reply
 
     def _refer(self, method: str, **params: Any) -> Any:
-        return self._reference.call(method, self._timeout_s, **params)
+        return self._call(self._reference, method, **params)
+
+    def _call(self, worker: Worker, method: str, **params: Any) -> Any:
+        if self._held:
+            return worker.call(method, self._machine.timeout_s, **params)
+        return self._machine.ask(worker, method, **params)
+
+    @contextlib.contextmanager
+    def _holding(self, lease: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        """One lease around several calls."""
+        with lease:
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     def calibrate(self) -> None:
         """What an empty call costs on the judge's clock; the smallest answer so far counts.
@@ -91,6 +110,8 @@ class Trial:
         self._ping_ms = min(self._ping_ms, statistics.median(costs))
 
     def load(self, library: str, state: str, init_inputs: list[Any]) -> None:
+        with self._holding(self._machine.lease.shared()):
+            self.calibrate()
         self._ask("build_model", library=library, state=state, init_inputs=init_inputs)
 
     def check_draws(self) -> None:
@@ -106,40 +127,39 @@ class Trial:
                 raise Refusal(VerdictStatus.INTEGRITY, "the solution changed its inputs")
             if got.get("aliases") and not self._refer("aliases")["aliases"]:
                 raise Refusal(VerdictStatus.INTEGRITY, "an output shares memory with an input")
-            self._judge("draw", distribution, seed, got, "draw")
+            self._judge("draw", distribution, seed, got)
         if not self._ask("alive").get("kept"):
             raise Refusal(VerdictStatus.INTEGRITY, "a later call changed an earlier output")
 
-    def _judge(
-        self, name: str, distribution: str, seed: int, got: dict[str, Any], prefix: str
-    ) -> None:
+    def _judge(self, name: str, distribution: str, seed: int, got: dict[str, Any]) -> None:
         """Compare handed-over outputs with the reference's last expectation."""
         outputs = got.get("outputs")
         if not isinstance(outputs, list):
             raise Refusal(VerdictStatus.INTEGRITY, "no outputs were handed over")
-        paths = [str(self._scratch / f"{prefix}.{index}") for index in range(len(outputs))]
+        paths = [str(self._scratch / f"output.{index}") for index in range(len(outputs))]
         found = self._refer("check", structure=got.get("structure"), outputs=outputs, paths=paths)
-        for path in paths:
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # scratch is memory: gigabytes must not pile up
         check = Check(name=name, distribution=distribution, seed=seed, **found)
         self.checks.append(check)
         if not check.passed:
             raise Refusal(VerdictStatus.INCORRECT, f"{name} {distribution}: {check.detail}")
 
     def make_rings(self) -> None:
-        """The inputs of the timed calls, on both sides; nothing is timed yet."""
+        """The inputs of the timed calls and warm caches, on both sides; nothing is timed yet."""
         self._ring_seed = fresh_seed()
         self._refer("make_ring", seed=fresh_seed())
         self._ask("make_ring", seed=self._ring_seed)
+        self.clock = self._refer("warm_up")["clock"]
+        # A false count only makes the reference replay other inputs, and the solution fail.
+        self._kept, self._count = [], int(self._ask("warm_up")["calls"])
 
     def measure(self, effort: str) -> None:
-        """Time all sides, interleaved. The caller holds the device alone. Raises Refusal."""
-        self.clock = self._refer("start_timing")["clock"]
+        """Time all sides, interleaved, with the device to ourselves. Raises Refusal."""
+        with self._holding(self._machine.lease.exclusive()):
+            self._measure(effort)
+        self._refer("stop_timing")
+
+    def _measure(self, effort: str) -> None:
         self.calibrate()
-        warm = self._ask("start_timing")
-        # A false count only makes the reference replay other inputs, and the solution fail.
-        self._kept, self._count = [], int(warm["calls"])
         self._eager_ms = statistics.median(self._refer("time", side="eager", calls=3))
         calls = timing.calls_per_round(self._eager_ms)
         total = timing.ROUNDS[effort]
@@ -158,12 +178,11 @@ class Trial:
                 self.rounds[side].append(sides[side]())
             if index + 1 >= EARLY_ROUNDS and self._hopeless():
                 break
-        self._refer("stop_timing")
 
     def _time_solution(self, calls: int, keep: bool) -> list[float]:
         """One round of the solution. A slow one is called once a round, which is only noisier.
 
-        `keep`: hand over the output of one of the timed calls, which one is drawn here.
+        `keep`: have the output of one of the timed calls copied, which one is drawn here.
         """
         _, untimed = self._call_solution()
         inside: list[float] = []
@@ -177,8 +196,8 @@ class Trial:
             # By the fastest call so far: one interruption does not make a solution slow.
             slow = min(untimed, *outside) > SLOW * self._eager_ms
             if keep and (slow or index == kept_call):
-                prefix = f"kept{number}"
-                self._kept.append((number, self._ask("keep", prefix=prefix), prefix))
+                self._ask("keep", number=number)
+                self._kept.append(number)
             if slow:
                 break
         return timing.believable(inside, outside, self._ping_ms)
@@ -202,9 +221,10 @@ class Trial:
         """Compare the outputs of the timed calls that were kept. Raises Refusal."""
         if not self._kept:
             raise RuntimeError("no output of a timed call was kept")
-        for count, got, prefix in self._kept:
-            self._refer("expect_timed", ring_seed=self._ring_seed, count=count)
-            self._judge("timed", f"call {count}", self._ring_seed, got, prefix)
+        for number in self._kept:
+            self._refer("expect_timed", ring_seed=self._ring_seed, count=number)
+            got = self._ask("hand_over", number=number)
+            self._judge("timed", f"call {number}", self._ring_seed, got)
 
 
 def _milliseconds(reply: Any) -> float:

@@ -28,7 +28,7 @@ from kernel_agent.policy import Action, Feedback, Task
 from schemas.records import Layer, Problem, ToolCall, TrajectoryKind, Verdict
 
 MAX_VARIANTS = 4
-PATIENCE = 2
+PATIENCE = 1
 """Changes in a row that may bring nothing before it stops."""
 GAIN = 1.02
 """What counts as bringing something: time before / time after."""

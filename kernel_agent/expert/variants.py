@@ -64,7 +64,7 @@ def _tiles(plan: Plan, precision: Precision) -> list[Params]:
         (64, "tiles of 64 x 64: more blocks, so that small products fill the device"),
         (128, "tiles of 128 x 128: each loaded element is used twice as often"),
     )
-    out = [Params(name=f"tile_{n}", why=why, options={"tile": n}) for n, why in sizes]
+    out = []
     if precision is Precision.TF32:
         out += [
             Params(
@@ -74,6 +74,7 @@ def _tiles(plan: Plan, precision: Precision) -> list[Params]:
             )
             for n, why in sizes
         ]
+    out += [Params(name=f"tile_{n}", why=why, options={"tile": n}) for n, why in sizes]
     return out
 
 
