@@ -48,6 +48,8 @@ def main() -> None:
                 importlib.import_module(name.removeprefix("?"))
         _warm_up(sys.argv[3])
     _forget_device_answers()
+    if _driver_loaded():
+        print("ops6k: the warm parent has loaded a GPU driver, so workers start cold", flush=True)
     gc.collect()
     # A child's collector leaves alone what is here now: walking half a million objects of torch
     # takes 0.2 s, and the first walk copies every page that holds one.
@@ -183,8 +185,15 @@ def _no_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_available", lambda: False),
         mock.patch.object(torch.cuda, "device_count", lambda: 0),
         mock.patch.object(torch.cuda, "_lazy_init", refuse),
+        # Dynamo asks this one, and it asks the CUDA runtime behind Python's back.
+        mock.patch.object(torch._C, "_accelerator_getAccelerator", lambda: None),
     ):
         yield
+
+
+def _driver_loaded() -> bool:
+    with open("/proc/self/maps") as file:
+        return any("/libcuda.so" in line for line in file)
 
 
 def _forget_device_answers() -> None:

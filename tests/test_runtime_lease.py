@@ -98,3 +98,14 @@ def test_the_log_adds_up(tmp_path: Path) -> None:
     assert 0.1 <= held_seconds(str(log)) < 5
     assert held_seconds(str(log), since=time.time()) == 0
     assert held_seconds(str(tmp_path / "none")) == 0
+
+
+def test_devices_are_opened_one_at_a_time_beside_shared_work(tmp_path: Path) -> None:
+    lease = DeviceLease("dev", folder=str(tmp_path))
+    holder = _holder(tmp_path, "opening", 60)
+    assert not _free(lease, "opening", 0.3)
+    assert _free(lease, "shared", 10)
+    assert not _free(lease, "exclusive", 0.3)
+    holder.kill()
+    holder.wait()
+    assert _free(lease, "opening", 10)

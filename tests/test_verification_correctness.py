@@ -20,7 +20,8 @@ def expected(values: list[float], dtype: torch.dtype = torch.float32, off: float
 def test_figures_by_hand() -> None:
     exact = torch.tensor([3.0, 4.0], dtype=torch.float64)  # rms = sqrt(12.5)
     value = torch.tensor([3.0, 4.5], dtype=torch.float64)
-    largest, rms = figures(value, exact, torch.tensor([True, True]))
+    ((largest, rms),) = figures([value], exact)
+    assert figures([value], exact, torch.tensor([True, True])) == [(largest, rms)]
     assert largest == pytest.approx(0.5 / (math.sqrt(12.5) + 4.0))
     assert rms == pytest.approx(0.5 / (math.sqrt(12.5) + 4.0) / math.sqrt(2))
 

@@ -38,6 +38,7 @@ RING_SLOTS, LARGE_RING_SLOTS = 4, 2
 LARGE_BYTES = 256 << 20
 """Inputs from here on overflow every cache by themselves: two sets are enough."""
 BLOCK = 4096
+WORDS = 1 << 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,26 +69,28 @@ def draw_inputs(module: types.ModuleType, device: str, draw: Draw) -> list[Any]:
 def checksum(values: list[Any]) -> str:
     """A hash of tensor contents, computed on their device: any changed bit changes it.
 
-    A weighted sum of the raw words modulo 2**64, so the order of words counts too.
+    A weighted sum of the raw words modulo 2**64, so the order of words counts too. The device is
+    asked once.
     """
+    sums = [_word_sum(value) for value in values if isinstance(value, torch.Tensor)]
     total = 0
-    for position, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            total = (total * 1_000_003 + position + _word_sum(value)) % 2**64
+    for position, words in enumerate(torch.stack(sums).tolist() if sums else []):
+        total = (total * 1_000_003 + position + words) % 2**64
     return f"{total:016x}"
 
 
-def _word_sum(value: torch.Tensor) -> int:
+def _word_sum(value: torch.Tensor) -> torch.Tensor:
+    """An int64 scalar; its arithmetic wraps round."""
     flat = value.detach().contiguous().flatten()
     if flat.storage_offset() * flat.element_size() % 8:
         flat = flat.clone()  # words can only be read from an aligned start
     flat = flat.view(torch.uint8)
     whole = flat[: flat.numel() // 8 * 8].view(torch.int64)
     rest = flat[whole.numel() * 8 :].to(torch.int64)
-    total = 0
-    for words in (*whole.split(1 << 24), rest):
-        weights = torch.arange(words.numel(), device=words.device) * 2 + 1
-        total = (total * 31 + int((words * weights).sum())) % 2**64
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for words in (*whole.split(WORDS), rest):
+        weights = torch.arange(words.numel(), device=words.device).mul_(2).add_(1)
+        total = total * 31 + weights.mul_(words).sum()
     return total
 
 

@@ -135,8 +135,8 @@ class Judge:
         trial = Trial(machine, reference, worker, scratch, state_seed)
         record.trial = trial
         try:
-            loaded = machine.ask(worker, "load")
-            record.isolation = from_json(Isolation, loaded["isolation"])
+            record.isolation = from_json(Isolation, machine.open(worker)["isolation"])
+            machine.ask(worker, "load")
             trial.load(library, state, given["init_inputs"])
             yield trial
         finally:
@@ -257,6 +257,7 @@ def open_reference(problem: Problem, machine: Machine) -> Worker:
         compile_cache=str(machine.cache / "compiled"),
     )
     try:
+        machine.open(worker)
         machine.ask(worker, "load")
     except RemoteError:
         machine.end(worker)

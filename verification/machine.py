@@ -85,7 +85,7 @@ class Machine:
         then: where a child cannot open its device, a parent that only imported takes over.
         """
         _ = self.zygote  # before the lease, which it may need itself
-        with self.lease.shared():
+        with self.lease.opening():
             try:
                 return self._probe("environment")
             except WorkerError:
@@ -149,6 +149,11 @@ class Machine:
         """
         with self.lease.shared():
             return worker.call(method, self.timeout_s, **params)
+
+    def open(self, worker: Worker) -> dict[str, Any]:
+        """Have a fresh worker open the device, before anything foreign is loaded."""
+        with self.lease.opening():
+            return worker.call("open", self.timeout_s)
 
     def end(self, worker: Worker) -> None:
         """Kill a worker; its memory goes back while nobody is timed."""

@@ -24,8 +24,8 @@ from verification.inputs import Draw, InputRing, checksum, draw_inputs, timed_in
 from verification.screening import SCREENS, Sample
 from verification.transport import flatten_outputs, receive_tensor
 from verification.worker_setup import (
+    opener,
     release,
-    set_device,
     set_precision,
     shares_memory,
     synchronize,
@@ -42,7 +42,6 @@ class Reference:
     def __init__(self, config: dict[str, Any]) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = config["compile_cache"]
         self.device: str = config["device"]
-        set_device(self.device, config["num_threads"], config["device_memory_gib"])
         set_precision(config["precision"])
         self.module: types.ModuleType = load_module(config["code"])
         self.model = make_model(self.module, self.device, config["state_seed"])
@@ -239,7 +238,7 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
 
     def load() -> dict[str, Any]:
         state["reference"] = Reference(config)
-        return {"isolation": isolation}
+        return {}
 
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["reference"], name)(**params)
@@ -250,4 +249,9 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         name: (lambda f: lambda **params: f(state["reference"], **params))(function)
         for name, function in SCREENS.items()
     }
-    return {"load": load, **{name: method(name) for name in (*names, *timing)}, **screens}
+    return {
+        "open": opener(config, isolation),
+        "load": load,
+        **{name: method(name) for name in (*names, *timing)},
+        **screens,
+    }

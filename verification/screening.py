@@ -93,8 +93,7 @@ def _finite(expected: list[Expected]) -> Finding | None:
 def _accurate(expected: list[Expected]) -> Finding | None:
     for index, output in enumerate(expected):
         if output.floating:
-            everywhere = torch.ones_like(output.exact, dtype=torch.bool)
-            error, _ = figures(output.eager, output.exact, everywhere)
+            error, _ = figures([output.eager], output.exact)[0]
             if error > MAX_EAGER_ERROR.get(output.eager.dtype, 1e-6):
                 return (
                     AdmitReason.REFERENCE_INACCURATE,

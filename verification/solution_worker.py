@@ -22,8 +22,8 @@ from verification.clock import Clock, warm_up
 from verification.inputs import Draw, InputRing, checksum, draw_inputs
 from verification.transport import flatten_outputs, send_tensor
 from verification.worker_setup import (
+    opener,
     release,
-    set_device,
     set_precision,
     shares_memory,
     synchronize,
@@ -36,7 +36,6 @@ class Candidate:
     def __init__(self, config: dict[str, Any]) -> None:
         self.device: str = config["device"]
         self.scratch = Path(config["scratch"])
-        set_device(self.device, config["num_threads"], config["device_memory_gib"])
         set_precision(config["precision"])
         self.module = _inputs_module(config["inputs_code"])
         self._clock = Clock(self.device)
@@ -178,7 +177,7 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
 
     def load() -> dict[str, Any]:
         state["candidate"] = Candidate(config)
-        return {"isolation": isolation}
+        return {}
 
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["candidate"], name)(**params)
@@ -195,4 +194,8 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         "keep",
         "hand_over",
     )
-    return {"load": load, **{name: method(name) for name in names}}
+    return {
+        "open": opener(config, isolation),
+        "load": load,
+        **{name: method(name) for name in names},
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,19 @@ def set_device(device: str, num_threads: int, device_memory_gib: float) -> None:
         torch.cuda.set_device(device)
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, device_memory_gib * 2**30 / total))
+
+
+def opener(config: dict[str, Any], isolation: dict[str, bool]) -> Callable[[], dict[str, Any]]:
+    """The first call of a worker: it makes the device's context, and says how confined it is."""
+
+    def open_device() -> dict[str, Any]:
+        set_device(config["device"], config["num_threads"], config["device_memory_gib"])
+        if config["device"].startswith("cuda"):
+            torch.empty(1, device=config["device"])
+            torch.cuda.synchronize()
+        return {"isolation": isolation}
+
+    return open_device
 
 
 def synchronize() -> None:
