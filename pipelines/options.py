@@ -27,7 +27,7 @@ from apache_beam.options import pipeline_options
 from schemas.records import Target
 from verification.toolchain import ToolchainError, toolchain
 
-WORKERS_PER_GPU = 8
+WORKERS_PER_GPU = 12
 """Each has two processes on its GPU at a time; more would wait for the lease, not the CPU."""
 LOCAL_RUNNERS = ("DirectRunner",)
 RUNNERS = (*LOCAL_RUNNERS, "DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner")
@@ -68,7 +68,7 @@ class RunConfig:
     store: str = ""
     """Where finished work is kept and looked up; OUTPUT/.store when empty."""
     num_workers_local: int = 0
-    """Worker processes of DirectRunner; 0 is one per core, with target cuda at most 8 per GPU."""
+    """Worker processes of DirectRunner; 0 is one per core, with target cuda at most 12 per GPU."""
     problem_timeout_s: float = 60.0
     """The longest that one sandboxed step of one problem may take, in seconds."""
     memory_limit_gib: float = 8.0

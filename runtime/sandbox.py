@@ -133,13 +133,12 @@ class Zygote:
     def start(
         preload: Sequence[str] = (),
         environment: dict[str, str] | None = None,
-        warm: str | None = "cpu",
+        warm: bool = True,
     ) -> Zygote:
         """Start a warm parent and connect to it; it may still be warming up then.
 
         `preload`: modules to import before any fork, those marked with ? where they exist.
-        `warm`: the target ("cpu", "cuda") for which to compile something before any fork, so that
-        a child's first torch.compile is fast; None to only import.
+        `warm`: compile something before any fork, so that a child's first torch.compile is fast.
         """
         folder = tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-")
         address = os.path.join(folder, "zygote")
@@ -151,7 +150,7 @@ class Zygote:
                 sys.executable,
                 *("-W", "ignore:This process:DeprecationWarning"),  # it forks, and knows how
                 *("-m", "runtime.zygote", str(theirs.fileno()), address),
-                *(warm or "cool", *PRELOAD, *preload),
+                *("warm" if warm else "cool", *PRELOAD, *preload),
             ],
             pass_fds=[theirs.fileno()],
             env=kept,

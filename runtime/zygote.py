@@ -1,6 +1,6 @@
 """The warm parent: a process with torch imported that forks one child per problem or solution.
 
-Run as `python -m runtime.zygote OWNER_FD ADDRESS {cpu,cuda,cool} MODULES` by
+Run as `python -m runtime.zygote OWNER_FD ADDRESS {warm,cool} MODULES` by
 `runtime.sandbox.Zygote`. It never touches a device, holds no secret and runs no foreign code
 itself. A fork costs milliseconds where a fresh interpreter pays seconds for importing torch, and
 a child's first torch.compile takes a tenth of a cold one. Any number of processes share one:
@@ -46,10 +46,8 @@ def main() -> None:
             optional = name.startswith("?")
             with contextlib.suppress(ImportError) if optional else contextlib.nullcontext():
                 importlib.import_module(name.removeprefix("?"))
-        _warm_up(sys.argv[3])
+        _warm_up(compiler=sys.argv[3] == "warm")
     _forget_device_answers()
-    if _driver_loaded():
-        print("ops6k: the warm parent has loaded a GPU driver, so workers start cold", flush=True)
     gc.collect()
     # A child's collector leaves alone what is here now: walking half a million objects of torch
     # takes 0.2 s, and the first walk copies every page that holds one.
@@ -185,15 +183,8 @@ def _no_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_available", lambda: False),
         mock.patch.object(torch.cuda, "device_count", lambda: 0),
         mock.patch.object(torch.cuda, "_lazy_init", refuse),
-        # Dynamo asks this one, and it asks the CUDA runtime behind Python's back.
-        mock.patch.object(torch._C, "_accelerator_getAccelerator", lambda: None),
     ):
         yield
-
-
-def _driver_loaded() -> bool:
-    with open("/proc/self/maps") as file:
-        return any("/libcuda.so" in line for line in file)
 
 
 def _forget_device_answers() -> None:
@@ -210,11 +201,9 @@ def _forget_device_answers() -> None:
                 cached.cache_clear()
 
 
-def _warm_up(target: str) -> None:
-    """Load what children would load one by one; compile a tiny function, unless `cool`.
+def _warm_up(compiler: bool) -> None:
+    """Load what children would load one by one; with `compiler`, compile a tiny function too.
 
-    For `cuda` one that is a library call: torch's compiler runs from end to end, without the ten
-    seconds in which g++ digests torch's headers for a kernel that no child will need.
     One thread only, because a thread pool would not survive the fork.
     """
     import torch
@@ -223,10 +212,9 @@ def _warm_up(target: str) -> None:
 
     trace.preload()
     torch.set_num_threads(1)
-    if target != "cool":
-        call = torch.matmul if target == "cuda" else lambda x, y: torch.softmax(x * y, -1).sum()
+    if compiler:
         with torch.no_grad():
-            torch.compile(lambda x: call(x, x))(torch.randn(8, 8))
+            torch.compile(lambda x: torch.softmax(x * 2, -1).sum())(torch.randn(8, 8))
         torch._dynamo.reset()
 
 

@@ -138,7 +138,7 @@ def test_no_parent_is_said_clearly() -> None:
 
 def test_a_dead_parent_is_nobodys_fault() -> None:
     """It is no WorkerError, so no problem is refused and no solution blamed for it."""
-    zygote = Zygote.start(warm=None)
+    zygote = Zygote.start(warm=False)
     worker = zygote.spawn(ENTRY, {}, Limits(), "solution")
     assert worker.call("ping", 30) == 1
     (parent,) = (

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from runtime.lease import DeviceLease
-from runtime.sandbox import Limits, Worker, WorkerError, Zygote
+from runtime.sandbox import Limits, Worker, Zygote
 from runtime.store import Store
 from schemas.codec import content_key, from_json
 from schemas.records import Environment, Isolation, Target
@@ -74,26 +74,14 @@ class Machine:
         self.limits = Limits(memory_gib=settings.memory_limit_gib, address_space_gib=space)
         self._scratch_root = _scratch_root()
         self._zygote: Zygote | None = None
-        self._warm = True
         self._public: Path | None = None
 
     @functools.cached_property
     def _probed(self) -> dict[str, Any]:
-        """What a worker sees; the first thing asked of the warm parent.
-
-        A parent that compiled something may have started the CUDA runtime, which no child could use
-        then: where a child cannot open its device, a parent that only imported takes over.
-        """
+        """What a worker sees; the first thing asked of the warm parent."""
         _ = self.zygote  # before the lease, which it may need itself
         with self.lease.opening():
-            try:
-                return self._probe("environment")
-            except WorkerError:
-                if self.target is Target.CPU:
-                    raise
-                self.close()
-                self._warm = False
-                return self._probe("environment")
+            return self._probe("environment")
 
     def _probe(self, method: str) -> dict[str, Any]:
         worker = self.spawn("verification.probe:handlers", "solution")
@@ -170,11 +158,11 @@ class Machine:
     def zygote(self) -> Zygote:
         if self._zygote is None:
             shared = self.settings.zygote
-            if shared is not None and self._warm:
+            if shared is not None:
                 self._zygote = Zygote.connect(shared)
             else:
                 with self.building():
-                    self._zygote = start_zygote(self.cache, self.target if self._warm else None)
+                    self._zygote = start_zygote(self.cache, self.target)
         return self._zygote
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -224,13 +212,14 @@ class Machine:
             self._zygote = None
 
 
-def start_zygote(cache: Path, warm: Target | None) -> Zygote:
+def start_zygote(cache: Path, target: Target) -> Zygote:
     """A warm parent for the workers of any number of machines with the same cache and target.
 
-    Without a target it only imports.
+    On a GPU it only imports: torch's compiler asks for devices, even for a CPU kernel, and a CUDA
+    runtime that the parent has asked cannot be used by its children.
     """
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "warm"), **ALLOCATOR}
-    return Zygote.start(WORKERS, environment, warm=warm)
+    return Zygote.start(WORKERS, environment, warm=target is Target.CPU)
 
 
 def _scratch_root() -> str:
