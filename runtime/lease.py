@@ -20,10 +20,12 @@ from collections.abc import Iterator
 
 
 class DeviceLease:
-    """A readers-writer lock on one device, fair to the writer.
+    """A readers-writer lock on one device that prefers writers.
 
-    Everyone passes the turnstile; a writer keeps it while it waits, so that readers which come
-    later queue behind it instead of starving it.
+    Writers hold the turnstile together, from the moment they ask; a reader needs it for itself for
+    an instant. So readers which come later queue behind a waiting writer, and writers that come
+    meanwhile take their turns in one go: emptying the room once serves them all. Readers cannot
+    starve, because whoever times has to build, load and check before it asks again.
     """
 
     def __init__(self, device_id: str, log: str | None = None, folder: str | None = None) -> None:
@@ -39,7 +41,7 @@ class DeviceLease:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         asked = time.time()
-        with _locked(self._turnstile, fcntl.LOCK_EX), _locked(self._room, fcntl.LOCK_EX):
+        with _locked(self._turnstile, fcntl.LOCK_SH), _locked(self._room, fcntl.LOCK_EX):
             started = time.time()
             try:
                 yield
@@ -48,7 +50,7 @@ class DeviceLease:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        with _locked(self._turnstile, fcntl.LOCK_SH):
+        with _locked(self._turnstile, fcntl.LOCK_EX):
             room = os.open(self._room, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(room, fcntl.LOCK_SH)
         try:

@@ -109,3 +109,24 @@ def test_devices_are_opened_one_at_a_time_beside_shared_work(tmp_path: Path) -> 
     holder.kill()
     holder.wait()
     assert _free(lease, "opening", 10)
+
+
+def test_timings_that_wait_together_go_in_one_go(tmp_path: Path) -> None:
+    lease = DeviceLease("dev", folder=str(tmp_path))
+    order: list[str] = []
+
+    def take(how: str) -> None:
+        with getattr(lease, how)():
+            order.append(how)
+            time.sleep(0.05)
+
+    threads = []
+    with lease.shared():
+        for how in ("exclusive", "shared", "exclusive"):
+            threads.append(threading.Thread(target=take, args=(how,)))
+            threads[-1].start()
+            time.sleep(0.2)
+        assert order == []
+    for thread in threads:
+        thread.join()
+    assert order == ["exclusive", "exclusive", "shared"]

@@ -55,7 +55,8 @@ def test_the_order_turns_round() -> None:
 
 @pytest.mark.parametrize(("baseline_ms", "calls"), [(0.01, 6), (2.5, 4), (100.0, 2)])
 def test_calls_follow_from_the_baseline(baseline_ms: float, calls: int) -> None:
-    assert timing.calls_per_round(baseline_ms) == calls
+    assert timing.calls_per_round(baseline_ms, "cpu") == calls
+    assert 2 <= timing.calls_per_round(baseline_ms, "cuda") <= calls
 
 
 def test_the_median_of_rounds() -> None:

@@ -55,6 +55,8 @@ class Judge:
         self._admission = admission
         self._machine = machine
         self._reference: Worker | None = None
+        self._mail = contextlib.ExitStack()
+        self._mail_folder = ""
         self._inputs_code = without_model(problem.code)
 
     def __enter__(self) -> Judge:
@@ -73,6 +75,7 @@ class Judge:
         if self._reference is not None:
             self._machine.end(self._reference)
             self._reference = None
+        self._mail.close()
 
     def verify(self, solution: Solution, effort: str = "reward") -> Verdict:
         """Judge a solution; from the store if this harness has measured it here before."""
@@ -131,8 +134,9 @@ class Judge:
             precision=str(self._problem.precision),
             inputs_code=self._inputs_code,
             log=str(scratch / "log"),
+            mail=self._mail_folder,
         )
-        trial = Trial(machine, reference, worker, scratch, state_seed)
+        trial = Trial(machine, reference, worker, state_seed)
         record.trial = trial
         try:
             record.isolation = from_json(Isolation, machine.open(worker)["isolation"])
@@ -146,7 +150,10 @@ class Judge:
         """The reference's worker, loaded and with its baseline compiled."""
         if self._reference is None:
             machine = self._machine
-            self._reference = open_reference(self._problem, machine)
+            folder = self._mail.enter_context(machine.scratch())
+            folder.chmod(0o755)
+            self._mail_folder = str(folder)
+            self._reference = open_reference(self._problem, machine, self._mail_folder)
             machine.ask(self._reference, "make_example", seed=fresh_seed())
             with machine.building():
                 self._reference.call("compile", 2 * machine.timeout_s)
@@ -246,8 +253,11 @@ class _Draft:
         return median_ms < FLOOR_SHARE * floor
 
 
-def open_reference(problem: Problem, machine: Machine) -> Worker:
-    """A reference worker with its problem loaded. Raises WorkerError."""
+def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker:
+    """A reference worker with its problem loaded. Raises WorkerError.
+
+    `mail`: the folder through which it gets the outputs it is to check.
+    """
     worker = machine.spawn(
         "verification.reference_worker:handlers",
         "reference",
@@ -255,6 +265,7 @@ def open_reference(problem: Problem, machine: Machine) -> Worker:
         precision=str(problem.precision),
         state_seed=fresh_seed(),
         compile_cache=str(machine.cache / "compiled"),
+        mail=mail,
     )
     try:
         machine.open(worker)

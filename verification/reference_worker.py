@@ -22,7 +22,7 @@ from verification.clock import Clock, warm_up
 from verification.correctness import Expected, compare
 from verification.inputs import Draw, InputRing, checksum, draw_inputs, timed_inputs
 from verification.screening import SCREENS, Sample
-from verification.transport import flatten_outputs, receive_tensor
+from verification.transport import Mailbox, describe, flatten_outputs
 from verification.worker_setup import (
     opener,
     release,
@@ -42,6 +42,7 @@ class Reference:
     def __init__(self, config: dict[str, Any]) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = config["compile_cache"]
         self.device: str = config["device"]
+        self._mailbox = Mailbox(config["mail"], self.device) if config["mail"] else None
         set_precision(config["precision"])
         self.module: types.ModuleType = load_module(config["code"])
         self.model = make_model(self.module, self.device, config["state_seed"])
@@ -112,6 +113,8 @@ class Reference:
         before = checksum(inputs)
         structure, expected = self.expected_of(inputs)
         self._expected = (inputs, structure, expected)
+        for index, output in enumerate(expected):
+            self._mail.make(index, output.eager.nbytes)
         release(self.device)
         return {"checksum": before, "structure": structure}
 
@@ -123,13 +126,19 @@ class Reference:
         self._expected = (inputs, structure, expected)
         return {"structure": structure}
 
-    def check(self, structure: str, outputs: list[dict[str, Any]], paths: list[str]) -> Any:
+    @property
+    def _mail(self) -> Mailbox:
+        if self._mailbox is None:
+            raise RuntimeError("this worker was started without a folder for outputs")
+        return self._mailbox
+
+    def check(self, structure: str, outputs: list[dict[str, Any]]) -> Any:
         """Compare with the last expectation, then drop it: {passed, error, budget, detail}."""
         if self._expected is None:
             raise RuntimeError("nothing is expected yet")
         _, wanted, expected = self._expected
         self._expected = None
-        found = self._compare(structure, wanted, expected, outputs, paths)
+        found = self._compare(structure, wanted, expected, outputs)
         release(self.device)
         return found
 
@@ -139,19 +148,20 @@ class Reference:
         wanted: str,
         expected: list[Expected],
         outputs: list[dict[str, Any]],
-        paths: list[str],
     ) -> Any:
         if structure != wanted:
             return _failed(f"expected {wanted}, got {structure}")
         if len(outputs) != len(expected):
             return _failed(f"expected {len(expected)} outputs, got {len(outputs)}")
         worst: dict[str, Any] | None = None
-        for index, (description, path) in enumerate(zip(outputs, paths, strict=True)):
+        for index, (got, output) in enumerate(zip(outputs, expected, strict=True)):
+            if got != describe(output.eager):
+                return _failed(f"output {index}: expected {describe(output.eager)}, got {got}")
             try:
-                value = receive_tensor(description, path, self.device)
-            except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+                value = self._mail.take(index, output.eager)
+            except (ValueError, OSError, RuntimeError) as error:
                 return _failed(f"output {index}: {error}")
-            found = compare(value, expected[index])
+            found = compare(value, output)
             result = {
                 "passed": found.passed,
                 "error": found.error,

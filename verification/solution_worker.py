@@ -20,7 +20,7 @@ import torch
 from runtime import cabi
 from verification.clock import Clock, warm_up
 from verification.inputs import Draw, InputRing, checksum, draw_inputs
-from verification.transport import flatten_outputs, send_tensor
+from verification.transport import Mailbox, flatten_outputs
 from verification.worker_setup import (
     opener,
     release,
@@ -36,6 +36,7 @@ class Candidate:
     def __init__(self, config: dict[str, Any]) -> None:
         self.device: str = config["device"]
         self.scratch = Path(config["scratch"])
+        self._mailbox = Mailbox(config["mail"], self.device)
         set_precision(config["precision"])
         self.module = _inputs_module(config["inputs_code"])
         self._clock = Clock(self.device)
@@ -102,10 +103,7 @@ class Candidate:
 
     def _send(self, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Hand outputs to the reader, over those it has read."""
-        sent = [
-            send_tensor(value, str(self.scratch / f"output.{index}"))
-            for index, value in enumerate(outputs)
-        ]
+        sent = [self._mailbox.put(index, value) for index, value in enumerate(outputs)]
         return {"structure": structure, "outputs": sent}
 
     def alive(self) -> dict[str, Any]:

@@ -24,12 +24,15 @@ from schemas.records import Interval, Measurement
 ROUNDS = {"reward": 8, "publish": 20}
 AA_TOLERANCE = {"cpu": 0.10, "cuda": 0.03}
 """How far from 1 the A/A control may lie: a CPU shared with an operating system is noisier."""
+ROUND_MS = {"cpu": 10.0, "cuda": 5.0}
+"""What varies on a GPU varies from round to round: a second half of the calls of a round makes the
+interval a tenth narrower and takes as long as the first."""
 BOOTSTRAP_SAMPLES = 2000
 
 
-def calls_per_round(baseline_ms: float) -> int:
-    """Calls of one side in a round: about 10 ms worth, at least 2 and at most 6."""
-    return max(2, min(6, round(10.0 / baseline_ms)))
+def calls_per_round(baseline_ms: float, target: str) -> int:
+    """Calls of one side in a round: about ROUND_MS worth, at least 2 and at most 6."""
+    return max(2, min(6, round(ROUND_MS[target] / baseline_ms)))
 
 
 def order(sides: Sequence[str], round_index: int) -> list[str]:

@@ -13,7 +13,6 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from runtime.sandbox import Worker, WorkerError
@@ -52,12 +51,11 @@ class Trial:
     """
 
     def __init__(
-        self, machine: Machine, reference: Worker, solution: Worker, scratch: Path, state_seed: int
+        self, machine: Machine, reference: Worker, solution: Worker, state_seed: int
     ) -> None:
         self._machine = machine
         self._reference = reference
         self._solution = solution
-        self._scratch = scratch
         self._held = False
         self._state_seed = state_seed
         self.checks: list[Check] = []
@@ -136,8 +134,7 @@ class Trial:
         outputs = got.get("outputs")
         if not isinstance(outputs, list):
             raise Refusal(VerdictStatus.INTEGRITY, "no outputs were handed over")
-        paths = [str(self._scratch / f"output.{index}") for index in range(len(outputs))]
-        found = self._refer("check", structure=got.get("structure"), outputs=outputs, paths=paths)
+        found = self._refer("check", structure=got.get("structure"), outputs=outputs)
         check = Check(name=name, distribution=distribution, seed=seed, **found)
         self.checks.append(check)
         if not check.passed:
@@ -161,7 +158,7 @@ class Trial:
     def _measure(self, effort: str) -> None:
         self.calibrate()
         self._eager_ms = statistics.median(self._refer("time", side="eager", calls=3))
-        calls = timing.calls_per_round(self._eager_ms)
+        calls = timing.calls_per_round(self._eager_ms, str(self._machine.target))
         total = timing.ROUNDS[effort]
         # Secret rounds in which one call's output is checked; one of them is sure to be early.
         keep = {secrets.randbelow(EARLY_ROUNDS)}

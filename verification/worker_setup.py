@@ -10,6 +10,8 @@ import torch
 
 from schemas.records import Precision
 
+KEPT_BYTES = 1 << 30
+
 
 def set_precision(precision: str) -> None:
     """torch's switches for a precision class; cuDNN convolutions use TF32 unless told not to."""
@@ -47,8 +49,11 @@ def synchronize() -> None:
 
 
 def release(device: str) -> None:
-    """Give cached device memory back: the other process of the pair needs it too."""
-    if device.startswith("cuda"):
+    """Give cached device memory back: other processes need it too.
+
+    A little may stay, because every allocation the driver sees waits for those of all others.
+    """
+    if device.startswith("cuda") and torch.cuda.memory_reserved() > KEPT_BYTES:
         gc.collect()
         torch.cuda.empty_cache()
 
