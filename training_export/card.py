@@ -23,12 +23,11 @@ def card(root: str, run: dict[str, Any], repo_id: str = ".") -> str:
     """
     sizes = read.sizes(root)
     read.check_rows(sizes, run)
-    header = _header(sizes).to_yaml()
-    return f"---\n{header}\n---\n\n{card_text.body(root, run, sizes, repo_id)}"
+    return f"---\n{header(sizes).to_yaml()}\n---\n\n{card_text.body(root, run, sizes, repo_id)}"
 
 
-def _header(sizes: dict[str, dict[str, dict[str, int]]]) -> DatasetCardData:
-    """YAML header. Splits without rows are not listed: `datasets` refuses to load an empty one."""
+def header(sizes: dict[str, dict[str, dict[str, int]]]) -> DatasetCardData:
+    """The YAML header, without splits that have no rows: `datasets` refuses to load those."""
     listed = {
         config: {split: total for split, total in splits.items() if total["rows"]}
         for config, splits in sizes.items()

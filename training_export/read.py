@@ -25,22 +25,33 @@ def table(root: str, config: str, columns: Sequence[str]) -> pa.Table:
 
     Raises ValueError when a file was written with another schema than `schemas.arrow` has now.
     """
+    return pa.concat_tables(
+        split_table(root, config, split, columns) for split in splits_of(config)
+    )
+
+
+def split_table(root: str, config: str, split: str, columns: Sequence[str]) -> pa.Table:
+    """The same for one split."""
     fs, _ = fsspec.core.url_to_fs(root)
     schema = pa.schema([SCHEMAS[config].field(name) for name in columns])
-    parts = []
-    for split in splits_of(config):
-        for path in files(root, config, split):
-            with fs.open(path, "rb") as file:
-                found = pq.ParquetFile(file)
-                if not found.schema_arrow.equals(SCHEMAS[config]):
-                    raise ValueError(f"{path} has another schema than this version: export again")
-                parts.append(found.read(columns=list(columns)).select(list(columns)))
-    return pa.concat_tables(parts) if parts else schema.empty_table()
+    parts = [schema.empty_table()]
+    for path in files(root, config, split):
+        with fs.open(path, "rb") as file:
+            found = pq.ParquetFile(file)
+            if not found.schema_arrow.equals(SCHEMAS[config]):
+                raise ValueError(f"{path} has another schema than this version: export again")
+            parts.append(found.read(columns=list(columns)).select(list(columns)))
+    return pa.concat_tables(parts)
 
 
 def rows(root: str, config: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     """The same as dicts."""
     return list(table(root, config, columns).to_pylist())
+
+
+def split_rows(root: str, config: str, split: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of one split."""
+    return list(split_table(root, config, split, columns).to_pylist())
 
 
 def sizes(root: str) -> dict[str, dict[str, dict[str, int]]]:

@@ -27,9 +27,10 @@ def environment(target: Target, device: str, num_threads: int) -> Environment:
     """What every number measured here carries along; the compiler is filled in by the caller."""
     cuda = target is Target.CUDA
     properties = torch.cuda.get_device_properties(device) if cuda else None
+    node = platform.node()
     return Environment(
         device=properties.name if properties else _cpu_name(),
-        device_id=str(properties.uuid) if properties else f"cpu-{content_id(platform.node())[:8]}",
+        device_id=_device_id("gpu", properties.uuid) if properties else _device_id("cpu", node),
         driver=_driver() if cuda else None,
         toolkit=torch.version.cuda if cuda else None,
         compiler="",
@@ -38,6 +39,11 @@ def environment(target: Target, device: str, num_threads: int) -> Environment:
         num_threads=num_threads,
         platform=f"{sys.platform}-{platform.machine()}",
     )
+
+
+def _device_id(kind: str, name: object) -> str:
+    """Tells devices apart without publishing serial numbers or host names."""
+    return f"{kind}-{content_id(str(name))[:8]}"
 
 
 def _driver() -> str | None:
