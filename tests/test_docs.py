@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,21 @@ def test_the_log_quotes_the_gpu_screening() -> None:
     assert f"{len(run['problems'])} candidates screened: {len(admitted)} admitted" in LOG
     assert f"Of the {len(admitted)}, {roomy} have headroom >= 1.2" in LOG
     assert f"copy {run['rates_per_s']['copy'] / 1e12:.2f} TB/s" in LOG
+
+
+def test_the_log_quotes_the_gpu_rollouts() -> None:
+    found = json.loads((ROOT / "docs/runs/2026-11-30-h200-rollouts.json").read_text())
+    run = found["run"]
+    lost = run["candidates"] - run["kept"]
+    assert f"{run['candidates']} candidates = {run['kept']} kept + {lost} rejected" in LOG
+    for kind, result in run["results"].items():
+        rows = [row for row in found["trajectories"] if row["kind"] == kind]
+        right = sum(row["status"] == "correct" for row in rows)
+        assert right == result["correct"]
+        assert f"{right} of {result['problems']} correct" in LOG
+        eager, compiled = (
+            statistics.geometric_mean([row[f"speedup_{side}"][1] for row in rows])
+            for side in ("eager", "compile")
+        )
+        assert f"geomean {eager:.2f}x eager, {compiled:.2f}x torch.compile" in LOG
+    assert f"{sum(len(row['verdicts']) for row in found['trajectories'])}, all correct" in LOG

@@ -13,6 +13,7 @@ from pathlib import Path
 import datasets
 import pytest
 
+from benchmarks.record import record
 from runtime.store import Store
 
 
@@ -71,6 +72,9 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     third = stored(folder)
     assert first.items() <= second.items() <= third.items()
     assert "4 candidates = " in text
+    measured = record(folder)["trajectories"]
+    assert len(measured) == json.loads((folder / "run.json").read_text())["trajectories"]
+    assert all(len(row["samples_ms"]["eager"]) >= 6 for row in measured if "status" in row)
 
     finish(tmp_path / "replayed", "cpu", f"--store={folder}/.store", "--num_workers_local=1")
     assert stored(folder) == third
@@ -85,7 +89,7 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
 def test_the_same_command_on_a_gpu(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     finish(folder, "cuda", "--num_workers_local=4")
-    record = json.loads((folder / "run.json").read_text())
-    assert record["settings"]["target"] == "cuda"
-    assert record["device"]["driver"] is not None
-    assert record["results"]["reference"]["correct"] > 0
+    run = json.loads((folder / "run.json").read_text())
+    assert run["settings"]["target"] == "cuda"
+    assert run["device"]["driver"] is not None
+    assert run["results"]["reference"]["correct"] > 0

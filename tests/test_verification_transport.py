@@ -105,3 +105,18 @@ def test_only_plain_tensors_are_outputs() -> None:
     for wrong in (Lazy(), [1.0], {"a": torch.ones(1)}, None):
         with pytest.raises(TypeError):
             flatten_outputs(wrong)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_outputs_go_by_dma(tmp_path: Path) -> None:
+    reader, writer = Mailbox(str(tmp_path), "cuda:0"), Mailbox(str(tmp_path), "cuda:0")
+    for size in (1000, 3000):
+        for dtype in (torch.float32, torch.bfloat16, torch.bool):
+            value = (torch.randn(size, 7, device="cuda") * 100).to(dtype)
+            reader.make(0, value.nbytes)
+            if size == 3000:
+                writer = Mailbox(str(tmp_path), "cuda:0")
+            writer.put(0, value)
+            assert torch.equal(reader.take(0, value), value)
+    assert reader._direct
+    assert writer._direct
