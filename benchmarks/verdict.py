@@ -17,7 +17,6 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from dedup.signature import signature
@@ -39,25 +38,20 @@ class TimedWorker(sandbox.Worker):
 
     calls: ClassVar[list[tuple[str, float, float]]] = []
 
-    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
-        with self._noted(method):
-            reply = super().call(method, timeout_s, **params)
+    def send(self, method: str, **params: Any) -> None:
+        self._sent = method, time.perf_counter()
+        super().send(method, **params)
+
+    def receive(self, timeout_s: float) -> Any:
+        method, started = self._sent
+        try:
+            reply = super().receive(timeout_s)
+        finally:
+            self.calls.append((method, started, time.perf_counter() - started))
         if method == "screen":
             now = time.perf_counter()
             self.calls.extend((f"screen.{rule}", now, s) for rule, s in reply["seconds"].items())
         return reply
-
-    def close(self, wait_s: float = 0.0) -> None:
-        with self._noted("close"):
-            super().close(wait_s)
-
-    @contextlib.contextmanager
-    def _noted(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.calls.append((name, started, time.perf_counter() - started))
 
 
 def run_problem(problem: Problem, machine: Machine) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""Who is to blame when one of two workers fails, and that on a GPU both work at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runtime.sandbox import WorkerCrash, WorkerError
+from schemas.records import Target, VerdictStatus
+from verification.trial import Refusal, Trial
+
+EVENTS: list[str] = []
+
+
+class Side:
+    """A worker that answers, or fails, and says when it was asked."""
+
+    def __init__(self, name: str, reply: Any) -> None:
+        self.name, self.reply = name, reply
+
+    def send(self, method: str, **params: Any) -> None:
+        EVENTS.append(f"{self.name} gets {method}")
+
+    def receive(self, timeout_s: float) -> Any:
+        EVENTS.append(f"{self.name} answers")
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+        self.send(method, **params)
+        return self.receive(timeout_s)
+
+
+class Machine:
+    timeout_s = 1.0
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.lease = target, SimpleNamespace(shared=self.shared)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        EVENTS.append("in")
+        yield
+        EVENTS.append("out")
+
+    def ask(self, worker: Side, method: str, **params: Any) -> Any:
+        with self.shared():
+            return worker.call(method, self.timeout_s, **params)
+
+
+def both(target: Target, reference: Any = 1, solution: Any = None) -> tuple[Any, Any]:
+    EVENTS.clear()
+    sides = Side("reference", reference), Side("solution", {} if solution is None else solution)
+    trial = Trial(cast(Any, Machine(target)), cast(Any, sides[0]), cast(Any, sides[1]), 0)
+    return trial._both("expect", "run", draw={})
+
+
+def test_on_a_gpu_the_reference_works_while_the_solution_does() -> None:
+    assert both(Target.CUDA) == (1, {})
+    assert EVENTS == [
+        "in", "solution gets run", "reference gets expect", "reference answers",
+        "solution answers", "out",
+    ]  # fmt: skip
+
+
+def test_on_a_cpu_they_take_turns() -> None:
+    assert both(Target.CPU) == (1, {})
+    assert EVENTS[:4] == ["in", "reference gets expect", "reference answers", "out"]
+
+
+@pytest.mark.parametrize("target", Target)
+def test_each_side_answers_for_itself(target: Target) -> None:
+    with pytest.raises(Refusal, match="run: gone") as refusal:
+        both(target, solution=WorkerCrash("gone"))
+    assert refusal.value.status is VerdictStatus.CRASH
+    with pytest.raises(Refusal, match="not an answer") as refusal:
+        both(target, solution=["no", "dict"])
+    assert refusal.value.status is VerdictStatus.INTEGRITY
+    with pytest.raises(WorkerError, match="ours"):
+        both(target, reference=WorkerCrash("ours"))
