@@ -83,70 +83,69 @@ def _tiles(plan: Plan, precision: Precision) -> list[Params]:
 
 def _cuda(plan: Plan) -> list[Params]:
     layouts = _layouts(plan)
-    out = []
-    if "pointwise" in layouts:
-        out += [
-            Params(
-                name="small_blocks",
-                why="blocks of 128 threads: less of the device idles at the tail of the grid",
-                options={"threads": 128},
-            ),
-            Params(
-                name="large_blocks",
-                why="blocks of 512 threads: fewer blocks to schedule for the same number of loads in flight",
-                options={"threads": 512},
-            ),
-            Params(
-                name="two_vectors",
-                why="8 elements a thread: two 16-byte loads of each fp32 input are in flight before the first use",
-                options={"vector": 8},
-            ),
-        ]
-    if "row" in layouts:
-        out += [
-            Params(
-                name=f"row_threads_{n}",
-                why=f"{n} threads a row: {why}",
-                options={"row_threads": n},
-            )
-            for n, why in (
-                (128, "more rows per multiprocessor, shorter combines"),
-                (256, "between few and many elements a thread"),
-                (512, "fewer elements a thread, so the row's values fit its registers"),
-                (1024, "the most loads in flight for one long row"),
-            )
-        ]
-    if "shared" in layouts:
-        out.append(
-            Params(
-                name="reread_row",
-                why="reread the row from cache in each pass: fewer registers, so more rows at once",
-                options={"cache_row": 0},
-            )
+    return [params for layout, chosen in CUDA.items() if layout in layouts for params in chosen]
+
+
+CUDA: dict[str, list[Params]] = {
+    "pointwise": [
+        Params(
+            name="small_blocks",
+            why="blocks of 128 threads: less of the device idles at the tail of the grid",
+            options={"threads": 128},
+        ),
+        Params(
+            name="large_blocks",
+            why="blocks of 512 threads: fewer blocks to schedule for the same number of loads in flight",
+            options={"threads": 512},
+        ),
+        Params(
+            name="two_vectors",
+            why="8 elements a thread: two 16-byte loads of each fp32 input are in flight before the first use",
+            options={"vector": 8},
+        ),
+    ],
+    "row": [
+        Params(
+            name=f"row_threads_{n}",
+            why=f"{n} threads a row: {why}",
+            options={"row_threads": n},
         )
-    if "column" in layouts:
-        out += [
-            Params(
-                name=f"column_threads_{n}",
-                why=f"{n} threads share a column: {why}",
-                options={"column_threads": n},
-            )
-            for n, why in (
-                (4, "cheaper combines when there are many columns"),
-                (32, "more loads in flight when there are few"),
-            )
-        ]
-    if "scan" in layouts:
-        out += [
-            Params(
-                name="long_scan_chunks",
-                why="8 elements a thread in a scan: half as many block-wide steps along the line",
-                options={"scan_each": 8},
-            ),
-            Params(
-                name="wide_scan",
-                why="512 threads a line: a longer chunk per block-wide step",
-                options={"scan_threads": 512},
-            ),
-        ]
-    return out
+        for n, why in (
+            (128, "more rows per multiprocessor, shorter combines"),
+            (256, "between few and many elements a thread"),
+            (512, "fewer elements a thread, so the row's values fit its registers"),
+            (1024, "the most loads in flight for one long row"),
+        )
+    ],
+    "shared": [
+        Params(
+            name="reread_row",
+            why="reread the row from cache in each pass: fewer registers, so more rows at once",
+            options={"cache_row": 0},
+        )
+    ],
+    "column": [
+        Params(
+            name=f"column_threads_{n}",
+            why=f"{n} threads share a column: {why}",
+            options={"column_threads": n},
+        )
+        for n, why in (
+            (4, "cheaper combines when there are many columns"),
+            (32, "more loads in flight when there are few"),
+        )
+    ],
+    "scan": [
+        Params(
+            name="long_scan_chunks",
+            why="8 elements a thread in a scan: half as many block-wide steps along the line",
+            options={"scan_each": 8},
+        ),
+        Params(
+            name="wide_scan",
+            why="512 threads a line: a longer chunk per block-wide step",
+            options={"scan_threads": 512},
+        ),
+    ],
+}
+"""Worth trying on a GPU, by what a plan has."""
