@@ -20,73 +20,80 @@ def build_loops(
     """One kernel for `members` (operands first). `kept`: members that something outside needs.
     `alias`: values whose place another one takes. Raises NotFusable when they do not share one
     loop structure."""
-    replaced = alias or {}
     space = Space(members)
-    locals_: dict[Value, str] = {}
-    held: dict[Value, Expr] = {}
-
-    def local(value: Value, index: tuple[Index, ...]) -> Expr | None:
-        value = replaced.get(value, value)
-        if value not in space.index:
-            return None
-        if value not in held or index != space.index[value]:
-            raise NotFusable(f"{value.name} is needed at another place than where it is computed")
-        return held[value]
-
-    builder = Builder(stored, local)
-    level: dict[str, int] = {}
-    passes: list[Pass] = [Pass()]
-
-    def depth(e: Expr) -> int:
-        return max((level[x.attr] for x in walk([e]) if x.op == "local"), default=0)
-
+    passes = Passes(space, stored, alias or {})
     for value in members:
-        if isinstance(value, Reduce):
-            body = value.body(builder, space.domain_index[value])
-            at = depth(body)
-            twin = next(
-                (
-                    a
-                    for a in passes[at].accumulate
-                    if (a.kind, a.value, a.type) == (value.kind, body, value.type)
-                ),
-                None,
-            )
-            if twin is not None:
-                held[value] = expr("local", (), value.type, twin.name)
-                if kept(value):
-                    flat = linearize(space.index[value], value.shape)
-                    passes[at].after.append(Store(value.name, flat, held[value]))
-                continue
-            locals_[value] = _local_name(value, locals_)
-            passes[at].accumulate.append(Accumulate(locals_[value], value.kind, body, value.type))
-            held[value] = expr("local", (), value.type, locals_[value])
-            level[locals_[value]] = at + 1
-            if at + 1 == len(passes):
-                passes.append(Pass())
-        else:
-            assert isinstance(value, Map)
-            held[value] = value.body(builder, space.index[value])
+        passes.compute(value)
         if kept(value):
-            at = depth(held[value])
-            flat = linearize(space.index[value], value.shape)
-            store = Store(value.name, flat, held[value])
-            if space.full[value]:
-                passes[at].stores.append(store)
-            else:
-                passes[max(at - 1, 0)].after.append(store)
-    kernel = LoopKernel(
-        name, space.outer, space.row, [p for p in passes if p.walks or p.after], [], "pointwise"
-    )
+            passes.store(value)
+    found = [p for p in passes.found if p.walks or p.after]
+    kernel = LoopKernel(name, space.outer, space.row, found, [], "pointwise")
     kernel = collapse(split_loops(kernel))
     kernel.layout = _layout(kernel)
     return kernel
 
 
-def _local_name(value: Reduce, names: dict[Value, str]) -> str:
-    """row_sum, row_sum_2, ..."""
-    count = 1 + sum(1 for v in names if isinstance(v, Reduce) and v.kind == value.kind)
-    return f"row_{value.kind}" + (f"_{count}" if count > 1 else "")
+class Passes:
+    """The passes of one kernel, as its members are computed one by one, operands first."""
+
+    def __init__(
+        self, space: Space, stored: Callable[[Value], bool], alias: Mapping[Value, Value]
+    ) -> None:
+        self.found: list[Pass] = [Pass()]
+        self._space = space
+        self._alias = alias
+        self._builder = Builder(stored, self._local)
+        self._held: dict[Value, Expr] = {}
+        self._level: dict[str, int] = {}  # of a local: the first pass that may use it
+
+    def compute(self, value: Value) -> None:
+        if isinstance(value, Reduce):
+            body = value.body(self._builder, self._space.domain_index[value])
+            self._held[value] = expr("local", (), value.type, self._reduced(value, body))
+        else:
+            assert isinstance(value, Map)
+            self._held[value] = value.body(self._builder, self._space.index[value])
+
+    def store(self, value: Value) -> None:
+        """Along the row as soon as its locals are known; otherwise at the end of the pass that
+        completes them."""
+        flat = linearize(self._space.index[value], value.shape)
+        store = Store(value.name, flat, self._held[value])
+        at = self._depth(store.value)
+        if self._space.full[value]:
+            self.found[at].stores.append(store)
+        else:
+            self.found[max(at - 1, 0)].after.append(store)
+
+    def _local(self, value: Value, index: tuple[Index, ...]) -> Expr | None:
+        value = self._alias.get(value, value)
+        if value not in self._space.index:
+            return None
+        if value not in self._held or index != self._space.index[value]:
+            raise NotFusable(f"{value.name} is needed at another place than where it is computed")
+        return self._held[value]
+
+    def _depth(self, e: Expr) -> int:
+        """The first pass in which all locals that `e` needs are known."""
+        return max((self._level[x.attr] for x in walk([e]) if x.op == "local"), default=0)
+
+    def _reduced(self, value: Reduce, body: Expr) -> str:
+        """The local that combines `body` over the row: one that does so already, or a new one."""
+        at = self._depth(body)
+        for a in self.found[at].accumulate:
+            if (a.kind, a.value, a.type) == (value.kind, body, value.type):
+                return a.name
+        name = self._local_name(value.kind)
+        self.found[at].accumulate.append(Accumulate(name, value.kind, body, value.type))
+        self._level[name] = at + 1
+        if at + 1 == len(self.found):
+            self.found.append(Pass())
+        return name
+
+    def _local_name(self, kind: str) -> str:
+        """row_sum, row_sum_2, ..."""
+        count = 1 + sum(a.kind == kind for p in self.found for a in p.accumulate)
+        return f"row_{kind}" + (f"_{count}" if count > 1 else "")
 
 
 class Space:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernel_agent.expert.index import Bound, Index, bound
-from kernel_agent.expert.ir import Builder, Expr, Map, Reduce, Value, cast, const
+from kernel_agent.expert.ir import Builder, Expr, Map, Reduce, Value, cast, const, index_value
 from kernel_agent.expert.lower_pointwise import op
 from kernel_agent.expert.lower_reduce import shaped
 from kernel_agent.expert.lowering import Node, numel, operand_index, pointwise, rule
@@ -22,8 +23,8 @@ def _matmul(node: Node, x: Value, y: Value) -> Value:
 
     def body(b: Builder, index: tuple[Index, ...]) -> Expr:
         *lead, m, n, k = index
-        left = cast(b.load(x, [*lead, m, k]), _acc(node.type))
-        return op("mul", left, cast(b.load(y, [*lead, k, n]), _acc(node.type)))
+        left = cast(b.load(x, [*lead, m, k]), node.type)
+        return op("mul", left, cast(b.load(y, [*lead, k, n]), node.type))
 
     return Reduce(
         node.name,
@@ -37,10 +38,6 @@ def _matmul(node: Node, x: Value, y: Value) -> Value:
         node.op,
         reuse=True,
     )
-
-
-def _acc(type: str) -> str:
-    return type
 
 
 @rule("mv", "dot")
@@ -254,8 +251,7 @@ def _avg_pool(
     rank = node_rank(node.op)
     size, pads = _each(kernel, rank), _each(padding, rank)
     steps = _each(stride or kernel, rank)
-    wide = "float32" if node.dtype in ("bfloat16", "float16") else node.dtype
-    part = Node(f"{node.name}_sum", node.op, node.shape, wide)
+    part = Node(f"{node.name}_sum", node.op, node.shape, _sum_dtype(node))
     total = _window(part, x, "sum", size, steps, pads, [1] * rank, outside=0.0)
     lead = len(x.shape) - rank
 
@@ -268,8 +264,8 @@ def _avg_pool(
         least, greatest = first.bounds
         if least >= low and greatest + size[d] <= high:
             return size[d]
-        start = op("max", _int(first), const(low, "int"))
-        stop = op("min", _int(first + size[d]), const(high, "int"))
+        start = op("max", index_value(first), const(low, "int"))
+        stop = op("min", index_value(first + size[d]), const(high, "int"))
         return op("sub", stop, start)
 
     def divide(b: Builder, index: tuple[Index, ...]) -> Expr:
@@ -289,82 +285,82 @@ def _avg_pool(
     return Map(node.name, tuple(node.shape), node.dtype, divide, (total,), node.op)
 
 
-def _int(index: Index) -> Expr:
-    from kernel_agent.expert.ir import index_value
+def _sum_dtype(node: Node) -> str:
+    """Sums that a division follows are kept in fp32 until then."""
+    return "float32" if node.dtype in ("bfloat16", "float16") else str(node.dtype)
 
-    return index_value(index)
+
+@dataclass(frozen=True)
+class Split:
+    """A length in windows: number i of n over a length L is [floor(i*L/n), ceil((i+1)*L/n))."""
+
+    length: int
+    parts: int
+
+    def start(self, i: Index) -> Index:
+        return (i * self.length) // self.parts
+
+    def stop(self, i: Index) -> Index:
+        return (i * self.length + (self.length + self.parts - 1)) // self.parts
+
+    @property
+    def even(self) -> bool:
+        return self.length % self.parts == 0
+
+    @property
+    def widest(self) -> int:
+        n, m = self.length, self.parts
+        return max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
+
+
+def _splits(node: Node, x: Value) -> list[Split]:
+    rank = node_rank(node.op)
+    return [Split(n, m) for n, m in zip(x.shape[-rank:], node.shape[-rank:], strict=True)]
 
 
 @rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d")
 def _adaptive_avg_pool(node: Node, x: Value, out: list[int]) -> Value:
-    return _adaptive(node, x, "sum", node.shape, node.dtype)
+    part = Node(f"{node.name}_sum", node.op, node.shape, _sum_dtype(node))
+    total = _adaptive(part, x, "sum", outside=0.0)
+    splits = _splits(node, x)
+
+    def divide(b: Builder, index: tuple[Index, ...]) -> Expr:
+        e = b.load(total, index)
+        if all(s.even for s in splits):
+            return op("mul", e, const(1.0 / numel([s.widest for s in splits]), e.type))
+        divisor = const(1, e.type)
+        for s, i in zip(splits, index[-len(splits) :], strict=True):
+            divisor = op("mul", divisor, cast(index_value(s.stop(i) - s.start(i)), e.type))
+        return op("div", e, divisor)
+
+    return Map(node.name, tuple(node.shape), node.dtype, divide, (total,), node.op)
 
 
 @rule("adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_max_pool1d")
 def _adaptive_max_pool(node: Node, x: Value, out: list[int]) -> list[Any]:
     part = Node(node.name, node.op, node.shape[0], node.dtype[0])
-    return [_adaptive(part, x, "max", part.shape, part.dtype), None]
+    return [_adaptive(part, x, "max", outside=-math.inf), None]
 
 
-def _adaptive(node: Node, x: Value, kind: str, shape: Sequence[int], dtype: str) -> Value:
-    """Window i of n over a length L is [floor(i*L/n), ceil((i+1)*L/n))."""
-    rank = node_rank(node.op)
+def _adaptive(node: Node, x: Value, kind: str, outside: float) -> Reduce:
+    """Domain: output position..., tap in the widest window; shorter ones mask their last taps."""
+    splits = _splits(node, x)
+    rank = len(splits)
     lead = len(x.shape) - rank
-    lengths, outs = x.shape[lead:], shape[lead:]
-    pairs = list(zip(lengths, outs, strict=True))
-    size = [max(-(-(i + 1) * n // m) - i * n // m for i in range(m)) for n, m in pairs]
-    even = all(n % m == 0 for n, m in pairs)
-    wide = "float32" if dtype in ("bfloat16", "float16") else dtype
-    fill = 0.0 if kind == "sum" else -math.inf
-
-    def start(i: Index, d: int) -> Index:
-        return (i * lengths[d]) // outs[d]
-
-    def stop(i: Index, d: int) -> Index:
-        return (i * lengths[d] + (lengths[d] + outs[d] - 1)) // outs[d]
 
     def body(b: Builder, index: tuple[Index, ...]) -> Expr:
         where, tap = index[lead : lead + rank], index[lead + rank :]
-        place = [start(w, d) + t for d, (w, t) in enumerate(zip(where, tap, strict=True))]
-        inside = (
-            []
-            if even
-            else [
-                part
-                for d in range(rank)
-                for part in bound(stop(where[d], d) - place[d] - 1, 0, lengths[d])
-            ]
-        )
-        inside += _inside(place, lengths)
-        return b.where(inside, lambda: b.load(x, [*index[:lead], *place]), const(fill, x.type))
+        place = [s.start(w) + t for s, w, t in zip(splits, where, tap, strict=True)]
+        inside: list[Bound] = []
+        if not all(s.even for s in splits):
+            for s, w, at in zip(splits, where, place, strict=True):
+                inside += bound(s.stop(w) - at - 1, 0, s.length)
+        inside += _inside(place, x.shape[lead:])
+        return b.where(inside, lambda: b.load(x, [*index[:lead], *place]), const(outside, x.type))
 
-    dims = tuple(range(lead + rank, lead + 2 * rank))
-    name = f"{node.name}_sum" if kind == "sum" else node.name
-    pooled = Reduce(
-        name,
-        tuple(shape),
-        wide if kind == "sum" else dtype,
-        kind,
-        (*shape, *size),
-        dims,
-        body,
-        (x,),
-        node.op,
-    )
-    if kind == "max":
-        return pooled
-
-    def divide(b: Builder, index: tuple[Index, ...]) -> Expr:
-        e = b.load(pooled, index)
-        if even:
-            return op("mul", e, const(1.0 / numel(size), e.type))
-        divisor = const(1, e.type)
-        for d in range(rank):
-            extent = stop(index[lead + d], d) - start(index[lead + d], d)
-            divisor = op("mul", divisor, cast(_int(extent), e.type))
-        return op("div", e, divisor)
-
-    return Map(node.name, tuple(shape), dtype, divide, (pooled,), node.op)
+    shape, dims = tuple(node.shape), tuple(range(lead + rank, lead + 2 * rank))
+    domain = (*shape, *(s.widest for s in splits))
+    return Reduce(node.name, shape, node.dtype, kind, domain, dims, body, (x,), node.op)
 
 
 @rule("_cdist_forward")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernel_agent.expert.ir import Expr
-from kernel_agent.expert.kernels import LoopKernel, Pass, shared_values, walked
+from kernel_agent.expert.kernels import Accumulate, LoopKernel, Pass, shared_values, walked
 from kernel_agent.expert.kernels import loads as all_loads
 from kernel_agent.expert.kernels import stores as all_stores
 from kernel_agent.expert.print_cpp import row_invariants
@@ -41,6 +41,10 @@ class Rows:
     cached: list[dict[Expr, str]] = field(
         default_factory=list
     )  # per pass: values kept for later passes
+
+    def slot(self, name: str) -> str:
+        """Where a thread keeps the current element of a cached value."""
+        return f"{name}[c * {self.width} + e]" if self.width > 1 else f"{name}[c]"
 
 
 def rows(file: CudaFile, kernel: LoopKernel) -> Launch:
@@ -107,35 +111,49 @@ def _row_pass(
     known: dict[Expr, str],
     keep: dict[Expr, str],
 ) -> None:
+    """One walk over the row; every thread of the row then gets the combined values."""
     row_invariants(scope, p, kernel.row)
-    last = kernel.row[-1] if kernel.row else None
-    steps = count(kernel.row)
-    place = "unit"
-    body = scope.child()
-    for e, name in known.items():
-        body.names[e] = f"{name}[c * {how.width} + e]" if how.width > 1 else f"{name}[c]"
-    if last is not None:
-        body.lines += unravel(file, place, kernel.row, how.width)
-        if how.width > 1:
-            body.rename[last.name] = f"first_{last.name}"
-            needed = [e for e in _needed(walked(p), known) if e.op == "load"]
-            vector_loads(file, body, needed, last, how.width)
+    body = _row_access(file, scope, kernel, p, how, known)
     inner = body.child()
     inner.rename = {}
     inner.prepare(walked(p))
     for e, name in keep.items():
-        slot = f"{name}[c * {how.width} + e]" if how.width > 1 else f"{name}[c]"
-        inner.lines.append(f"{slot} = {inner.text(e)};")
-        inner.names[e] = slot
+        inner.lines.append(f"{how.slot(name)} = {inner.text(e)};")
+        inner.names[e] = how.slot(name)
+    steps = count(kernel.row)
     parts = []
     for a in p.accumulate:
         lines, kind = declare(file, a, -(-steps // how.threads))
         scope.lines += lines
         combine(file, inner, a, part_name(a, kind), row_place(kernel.row))
-        parts.append((a, kind))
-    wide = (
-        vector_stores(file, p.stores, last, how.width) if last is not None and how.width > 1 else []
-    )
+        parts.append((a, part_name(a, kind)))
+    _row_stores(file, body, inner, kernel, p, how)
+    scope.lines += _walk_row(file, how, steps // how.width, body.lines)
+    for a, part in parts:
+        _row_combine(file, scope, a, part, how)
+
+
+def _row_access(
+    file: CudaFile, scope: Scope, kernel: LoopKernel, p: Pass, how: Rows, known: dict[Expr, str]
+) -> Scope:
+    """The body of a walk up to its vector loads; what earlier passes kept is not loaded again."""
+    body = scope.child()
+    for e, name in known.items():
+        body.names[e] = how.slot(name)
+    body.lines += unravel(file, "unit", kernel.row, how.width)
+    if how.width > 1:
+        last = kernel.row[-1]
+        body.rename[last.name] = f"first_{last.name}"
+        needed = [e for e in _needed(walked(p), known) if e.op == "load"]
+        vector_loads(file, body, needed, last, how.width)
+    return body
+
+
+def _row_stores(
+    file: CudaFile, body: Scope, inner: Scope, kernel: LoopKernel, p: Pass, how: Rows
+) -> None:
+    """Finish `inner` with the pass's stores and put it into `body`, before its vector stores."""
+    wide = vector_stores(file, p.stores, kernel.row[-1], how.width) if how.width > 1 else []
     for s in p.stores:
         if s in wide:
             file.vectors = True
@@ -145,26 +163,25 @@ def _row_pass(
             )
         else:
             inner.lines.append(store_line(file, inner, s))
-    body.lines += (
-        elements(file, inner, last, how.width)
-        if last is not None and how.width > 1
-        else inner.lines
-    )
+    if how.width > 1:
+        body.lines += elements(file, inner, kernel.row[-1], how.width)
+    else:
+        body.lines += inner.lines
     for s in wide:
         vec = f"Vec<{file.pointer(s.buffer)}, {how.width}>"
         body.lines.append(
             f"*reinterpret_cast<{vec}*>({s.buffer} + {body.index(s.index)}) = {s.buffer}_out;"
         )
-    scope.lines += _walk_row(file, how, steps // how.width, body.lines)
-    for a, kind in parts:
-        file.blocks.add(a.kind)
-        if a.kind.startswith("arg"):
-            scope.lines.append(
-                f"{a.name} = block_{a.kind}<{how.threads}>({a.name}_best, {a.name}, scratch);"
-            )
-        else:
-            value = f"block_{a.kind}<{how.threads}>({part_name(a, kind)}, scratch)"
-            scope.lines.append(f"const {C_TYPE[a.type]} {a.name} = {value};")
+
+
+def _row_combine(file: CudaFile, scope: Scope, a: Accumulate, part: str, how: Rows) -> None:
+    """Combine the parts of a row's threads."""
+    file.blocks.add(a.kind)
+    call = f"block_{a.kind}<{how.threads}>"
+    if a.kind.startswith("arg"):
+        scope.lines.append(f"{a.name} = {call}({a.name}_best, {a.name}, scratch);")
+    else:
+        scope.lines.append(f"const {C_TYPE[a.type]} {a.name} = {call}({part}, scratch);")
 
 
 def _needed(roots: list[Expr], known: dict[Expr, str]) -> list[Expr]:

@@ -90,57 +90,89 @@ def _block_scan(file: CudaFile, kernel: ScanKernel) -> Launch:
     n = kernel.dim.size
     threads = file.params.get("scan_threads", 128 if n <= 1024 else 256)
     each = file.params.get("scan_each", 4)
-    kind, wide, start = _types(kernel)
-    combined = _step(file, kernel, "a", "b")
-    text = SCAN.format(kind=kernel.kind, combine=combined)
+    _, wide, start = _types(kernel)
+    text = SCAN.format(kind=kernel.kind, combine=_step(file, kernel, "a", "b"))
     if text not in file.extra:
         file.extra += [text, ""]
-    position = kernel.dim.name
     scope = Scope(file.dialect())
+    chunk = [
+        *_own_part(file, scope, kernel, threads, each),
+        *_lead(file, kernel, threads, each),
+        *_store_part(file, scope, kernel, threads, each),
+        f"carry = {_step(file, kernel, 'carry', 'chunk')};",
+    ]
     scope.lines += [
         *unravel(file, "blockIdx.x", kernel.outer),
         f"__shared__ {wide} scratch[32];",
         f"{wide} carry = {start};",
-    ]
-    load = scope.child()
-    load.prepare([kernel.value])
-    load.lines.append(f"part[e] = {load.text(kernel.value)};")
-    store = scope.child()
-    running = "sum_to_here"
-    _write(file, store, kernel, f"({kind}){running}" if wide != kind else running)
-    at = [
-        f"const {file.int_type} {position} = begin + threadIdx.x * {each} + e;",
-    ]
-    inside = f"if ({position} < {n}) {{" if n % (threads * each) else "{"
-    scope.lines += [
         f"for ({file.int_type} begin = 0; begin < {n}; begin += {threads * each}) {{",
-        *indent(
-            [
-                f"{wide} part[{each}];",
-                "#pragma unroll",
-                f"for (int e = 0; e < {each}; ++e) {{",
-                *indent([f"part[e] = {start};", *at, inside, *indent(load.lines), "}"]),
-                f"    if (e > 0) part[e] = {_step(file, kernel, 'part[e - 1]', 'part[e]')};",
-                "}",
-                f"{wide} chunk;",
-                f"{wide} before = block_scan_{kernel.kind}<{threads}>(part[{each - 1}], chunk, scratch);",
-                "// What precedes this thread: its neighbour's inclusive value.",
-                f"{wide} previous = __shfl_up_sync(0xffffffff, before, 1);",
-                f"__shared__ {wide} edge[32];",
-                "if (threadIdx.x % 32 == 31) edge[threadIdx.x / 32] = before;",
-                "__syncthreads();",
-                "if (threadIdx.x % 32 == 0 && threadIdx.x > 0) previous = edge[threadIdx.x / 32 - 1];",
-                f"const {wide} lead = threadIdx.x > 0 ? {_step(file, kernel, 'carry', 'previous')} : carry;",
-                "#pragma unroll",
-                f"for (int e = 0; e < {each}; ++e) {{",
-                *indent(
-                    [*at, f"const {wide} {running} = {_step(file, kernel, 'lead', 'part[e]')};"]
-                ),
-                *indent([inside, *indent(store.lines), "}"]),
-                "}",
-                f"carry = {_step(file, kernel, 'carry', 'chunk')};",
-            ]
-        ),
+        *indent(chunk),
         "}",
     ]
     return Launch(scope.lines, str(count(kernel.outer)), str(threads), threads)
+
+
+def _own_part(
+    file: CudaFile, scope: Scope, kernel: ScanKernel, threads: int, each: int
+) -> list[str]:
+    """Each thread loads `each` neighbouring elements and scans them on its own."""
+    _, wide, start = _types(kernel)
+    load = scope.child()
+    load.prepare([kernel.value])
+    load.lines.append(f"part[e] = {load.text(kernel.value)};")
+    element = [
+        f"part[e] = {start};",
+        _position(file, kernel, each),
+        *_within_line(kernel, threads * each, load.lines),
+    ]
+    return [
+        f"{wide} part[{each}];",
+        "#pragma unroll",
+        f"for (int e = 0; e < {each}; ++e) {{",
+        *indent(element),
+        f"    if (e > 0) part[e] = {_step(file, kernel, 'part[e - 1]', 'part[e]')};",
+        "}",
+    ]
+
+
+def _lead(file: CudaFile, kernel: ScanKernel, threads: int, each: int) -> list[str]:
+    """`lead` is all that precedes a thread's part, `chunk` the combine of the whole chunk."""
+    _, wide, _ = _types(kernel)
+    return [
+        f"{wide} chunk;",
+        f"{wide} before = block_scan_{kernel.kind}<{threads}>(part[{each - 1}], chunk, scratch);",
+        "// What precedes this thread: its neighbour's inclusive value.",
+        f"{wide} previous = __shfl_up_sync(0xffffffff, before, 1);",
+        f"__shared__ {wide} edge[32];",
+        "if (threadIdx.x % 32 == 31) edge[threadIdx.x / 32] = before;",
+        "__syncthreads();",
+        "if (threadIdx.x % 32 == 0 && threadIdx.x > 0) previous = edge[threadIdx.x / 32 - 1];",
+        f"const {wide} lead = threadIdx.x > 0 ? {_step(file, kernel, 'carry', 'previous')} : carry;",
+    ]
+
+
+def _store_part(
+    file: CudaFile, scope: Scope, kernel: ScanKernel, threads: int, each: int
+) -> list[str]:
+    """Each thread stores its part, now with what precedes it."""
+    kind, wide, _ = _types(kernel)
+    running = "sum_to_here"
+    store = scope.child()
+    _write(file, store, kernel, f"({kind}){running}" if wide != kind else running)
+    element = [
+        _position(file, kernel, each),
+        f"const {wide} {running} = {_step(file, kernel, 'lead', 'part[e]')};",
+        *_within_line(kernel, threads * each, store.lines),
+    ]
+    return ["#pragma unroll", f"for (int e = 0; e < {each}; ++e) {{", *indent(element), "}"]
+
+
+def _position(file: CudaFile, kernel: ScanKernel, each: int) -> str:
+    return f"const {file.int_type} {kernel.dim.name} = begin + threadIdx.x * {each} + e;"
+
+
+def _within_line(kernel: ScanKernel, chunk: int, body: list[str]) -> list[str]:
+    """`body` as a block, guarded when the last chunk reaches over the line's end."""
+    n = kernel.dim.size
+    head = f"if ({kernel.dim.name} < {n}) {{" if n % chunk else "{"
+    return [head, *indent(body), "}"]

@@ -27,6 +27,16 @@ class Tile:
     depth: int
     tensor: str  # "" (fp32 units) | bf16 | tf32
 
+    @property
+    def fragment(self) -> tuple[int, str]:
+        """Depth and element type of what a tensor core multiplies at once."""
+        return (16, "__nv_bfloat16") if self.tensor == "bf16" else (8, "wmma::precision::tf32")
+
+    @property
+    def warp_blocks(self) -> tuple[int, int]:
+        """The blocks of 16 x 16 sums of each of 4 x 2 warps."""
+        return self.rows // 4 // 16, self.columns // 2 // 16
+
 
 def contraction(file: CudaFile, c: Contraction) -> Launch:
     tile = _tile(file, c)
@@ -95,51 +105,48 @@ def _load(
     tile: Tile,
 ) -> list[str]:
     """Fill one tile; neighbouring threads take neighbouring addresses."""
-    kind = file.int_type
+    inner = scope.child()
+    text = _as_element(inner.text(value), tile)
+    fill = [
+        *unravel(file, word, sides),
+        *unravel(file, "at", depth),
+        *inner.lines,
+        f"{name}[depth][side] = {text};",
+    ]
+    checks = [f"{word} < {count(sides)}"] if count(sides) % size else []
+    checks += [f"at < {count(depth)}"] if count(depth) % tile.depth else []
+    if checks:
+        zero = "__float2bfloat16(0.0f)" if tile.tensor == "bf16" else "0.0f"
+        inside = [f"if ({' && '.join(checks)}) {{", *indent(fill), "}"]
+        fill = [f"{name}[depth][side] = {zero};", *inside]
+    if _along_depth(value, sides, depth):
+        place = f"const int depth = slot % {tile.depth}, side = slot / {tile.depth};"
+    else:
+        place = f"const int side = slot % {size}, depth = slot / {size};"
+    at = f"const {file.int_type} {word} = {word}_start + side, at = depth_start + depth;"
+    return [
+        "#pragma unroll",
+        f"for (int slot = threadIdx.x; slot < {size * tile.depth}; slot += {THREADS}) {{",
+        *indent([place, at, *fill]),
+        "}",
+    ]
+
+
+def _as_element(text: str, tile: Tile) -> str:
+    """A float as an element of the tile."""
+    if tile.tensor == "bf16":
+        return f"__float2bfloat16({text})"
+    return f"nvcuda::wmma::__float_to_tf32({text})" if tile.tensor == "tf32" else text
+
+
+def _along_depth(value: Expr, sides: tuple[Var, ...], depth: tuple[Var, ...]) -> bool:
+    """Whether neighbouring addresses of a factor lie along the depth."""
     index = next((e.attr[1] for e in walk([value]) if e.op == "load"), None)
-    along_depth = (
+    return (
         index is not None
         and index.coefficient(depth[-1]) == 1
         and index.coefficient(sides[-1]) != 1
     )
-    inner = scope.child()
-    text = inner.text(value)
-    if tile.tensor == "bf16":
-        text = f"__float2bfloat16({text})"
-    elif tile.tensor == "tf32":
-        text = f"nvcuda::wmma::__float_to_tf32({text})"
-    zero = "__float2bfloat16(0.0f)" if tile.tensor == "bf16" else "0.0f"
-    checks = []
-    if count(sides) % size:
-        checks.append(f"{word} < {count(sides)}")
-    if count(depth) % tile.depth:
-        checks.append(f"at < {count(depth)}")
-    work = [*unravel(file, word, sides), *unravel(file, "at", depth), *inner.lines]
-    if checks:
-        store = [
-            f"{name}[depth][side] = {zero};",
-            f"if ({' && '.join(checks)}) {{",
-            *indent([*work, f"{name}[depth][side] = {text};"]),
-            "}",
-        ]
-    else:
-        store = [*work, f"{name}[depth][side] = {text};"]
-    if along_depth:
-        place = [f"const int depth = slot % {tile.depth}, side = slot / {tile.depth};"]
-    else:
-        place = [f"const int side = slot % {size}, depth = slot / {size};"]
-    return [
-        "#pragma unroll",
-        f"for (int slot = threadIdx.x; slot < {size * tile.depth}; slot += {THREADS}) {{",
-        *indent(
-            [
-                *place,
-                f"const {kind} {word} = {word}_start + side, at = depth_start + depth;",
-                *store,
-            ]
-        ),
-        "}",
-    ]
 
 
 def _plain(
@@ -182,19 +189,11 @@ def _plain(
         f"const {kind} column = column_start + ni / 4 * 64 + thread_x * 4 + ni % 4;",
         *_epilogue(file, scope, c, result, tile),
     ]
-    after = [
-        "#pragma unroll",
-        f"for (int mi = 0; mi < {high}; ++mi) {{",
-        "    #pragma unroll",
-        f"    for (int ni = 0; ni < {wide}; ++ni) {{",
-        *indent(body, 2),
-        "    }",
-        "}",
-    ]
-    return before, multiply, after
+    return before, multiply, _each_sum(high, wide, *body)
 
 
 def _each_sum(high: int, wide: int, *body: str) -> list[str]:
+    """`body` for each of a thread's or warp's sums."""
     return [
         "#pragma unroll",
         f"for (int mi = 0; mi < {high}; ++mi) {{",
@@ -225,9 +224,8 @@ def _tensor(
     include = "#include <mma.h>"
     if include not in file.extra:
         file.extra.append(include)
-    high, wide = tile.rows // 4 // 16, tile.columns // 2 // 16
-    deep, element = (16, "__nv_bfloat16") if tile.tensor == "bf16" else (8, "wmma::precision::tf32")
-    shape = f"16, 16, {deep}, {element}"
+    high, wide = tile.warp_blocks
+    deep, _ = tile.fragment
     before = [
         "namespace wmma = nvcuda::wmma;",
         "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
@@ -236,7 +234,15 @@ def _tensor(
         f"for (int mi = 0; mi < {high}; ++mi)",
         f"    for (int ni = 0; ni < {wide}; ++ni) wmma::fill_fragment(sums[mi][ni], 0.0f);",
     ]
-    multiply = [
+    return before, _tensor_multiply(tile, pad), _tensor_results(file, scope, c, tile)
+
+
+def _tensor_multiply(tile: Tile, pad: int) -> list[str]:
+    """Add the product of the two tiles in shared memory to the sums."""
+    high, wide = tile.warp_blocks
+    deep, element = tile.fragment
+    shape = f"16, 16, {deep}, {element}"
+    return [
         "#pragma unroll",
         f"for (int depth = 0; depth < {tile.depth}; depth += {deep}) {{",
         f"    wmma::fragment<wmma::matrix_a, {shape}, wmma::col_major> a[{high}];",
@@ -252,29 +258,29 @@ def _tensor(
         "    }",
         "}",
     ]
+
+
+def _tensor_results(file: CudaFile, scope: Scope, c: Contraction, tile: Tile) -> list[str]:
+    """A block of sums at a time goes through shared memory to the threads that store it."""
     kind = file.int_type
     body = [
         f"const {kind} row = row_start + warp_row + mi * 16 + e / 16;",
         f"const {kind} column = column_start + warp_column + ni * 16 + e % 16;",
         *_epilogue(file, scope, c, "patch[warp][e / 16][e % 16]", tile),
     ]
-    after = [
+    block = [
+        "wmma::store_matrix_sync(&patch[warp][0][0], sums[mi][ni], 16, wmma::mem_row_major);",
+        "__syncwarp();",
+        "for (int e = lane; e < 256; e += 32) {",
+        *indent(body),
+        "}",
+        "__syncwarp();",
+    ]
+    return [
         "// A block of sums at a time goes through shared memory, where its layout is known.",
         "__shared__ __align__(32) float patch[8][16][16];",
-        "#pragma unroll",
-        f"for (int mi = 0; mi < {high}; ++mi) {{",
-        "    #pragma unroll",
-        f"    for (int ni = 0; ni < {wide}; ++ni) {{",
-        "        wmma::store_matrix_sync(&patch[warp][0][0], sums[mi][ni], 16, wmma::mem_row_major);",
-        "        __syncwarp();",
-        "        for (int e = lane; e < 256; e += 32) {",
-        *indent(body, 3),
-        "        }",
-        "        __syncwarp();",
-        "    }",
-        "}",
+        *_each_sum(*tile.warp_blocks, *block),
     ]
-    return before, multiply, after
 
 
 def _epilogue(file: CudaFile, scope: Scope, c: Contraction, total: str, tile: Tile) -> list[str]:
