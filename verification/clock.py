@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+REHEARSAL_BYTES = 32 << 20
+REHEARSAL_PASSES = {"cpu": 1, "cuda": 8}
+"""Times a buffer is filled in a rehearsal: about a millisecond of work."""
 FLUSH_BYTES = 256 << 20
 """Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB)."""
 
@@ -35,12 +38,26 @@ class Clock:
         self.name = "cuda_event" if self.cuda else "perf_counter"
         if self.cuda:
             self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        else:
+            self._flush = torch.empty(REHEARSAL_BYTES, dtype=torch.uint8)
 
     def prepare(self) -> None:
         """Cold caches and an idle device. Called before the judge starts its own clock."""
         if self.cuda:
             self._flush.fill_(0)
             torch.cuda.synchronize()
+
+    def rehearse(self) -> float:
+        """Milliseconds of a call that does what solutions do, keep the device busy for a while.
+
+        An empty call would cost less around it: nobody sleeps in it and all caches stay warm.
+        """
+
+        def work() -> None:
+            for value in range(REHEARSAL_PASSES["cuda" if self.cuda else "cpu"]):
+                self._flush.fill_(value)
+
+        return self.time(work)[0]
 
     def time(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """(milliseconds, result) of one call; on return the whole device is idle.

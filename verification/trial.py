@@ -21,7 +21,7 @@ from verification import timing
 from verification.inputs import DRAWS
 from verification.machine import Machine
 
-PINGS = 20
+PINGS = 12
 KEPT_CALLS = 2
 EARLY_ROUNDS = 3
 SLOW = 4.0
@@ -104,7 +104,7 @@ class Trial:
                 self._held = False
 
     def calibrate(self) -> None:
-        """What an empty call costs on the judge's clock; the smallest answer so far counts.
+        """What a call costs beside its work on the judge's clock; the smallest answer counts.
 
         Asked before any solution code is loaded, and again with the device to ourselves: the first
         may be slowed by work beside it, the second by the solution, and more would be kinder to it.
@@ -112,8 +112,8 @@ class Trial:
         costs = []
         for _ in range(PINGS):
             started = time.perf_counter()
-            self._ask("ping")
-            costs.append((time.perf_counter() - started) * 1e3)
+            inside_ms = _milliseconds(self._ask("ping"))
+            costs.append((time.perf_counter() - started) * 1e3 - inside_ms)
         self._ping_ms = min(self._ping_ms, statistics.median(costs))
 
     def load(self, library: str, state: str, init_inputs: list[Any]) -> None:
