@@ -83,3 +83,12 @@ def test_each_side_answers_for_itself(target: Target) -> None:
     assert refusal.value.status is VerdictStatus.INTEGRITY
     with pytest.raises(WorkerError, match="ours"):
         both(target, reference=WorkerCrash("ours"))
+
+
+@pytest.mark.parametrize("reply", [{}, {"ms": -1.0}, {"ms": "fast"}, {"ms": float("nan")}])
+def test_a_rehearsal_must_take_time(reply: Any) -> None:
+    sides = Side("reference", 1), Side("solution", reply)
+    trial = Trial(cast(Any, Machine(Target.CPU)), cast(Any, sides[0]), cast(Any, sides[1]), 0)
+    with pytest.raises(Refusal, match="not a time") as refusal:
+        trial.calibrate()
+    assert refusal.value.status is VerdictStatus.INTEGRITY
