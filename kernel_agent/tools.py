@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schemas.records import Interval, Solution, ToolCall, Verdict, VerdictStatus
-from verification.build import BuildError, build
+from verification.build import BuildError
 from verification.judge import Judge
 from verification.machine import Machine
 
@@ -84,13 +84,7 @@ class Toolbox:
 
     def compile(self) -> str:
         try:
-            with self._machine.building():
-                made = build(
-                    self.solution(),
-                    self._machine.target,
-                    self._machine.toolchain,
-                    self._machine.builds,
-                )
+            made = self._machine.build(self.solution())
         except BuildError as error:
             return f"build failed\n{error}"
         return "built (cached)" if made.cached else f"built in {made.build_s:.2f} s"

@@ -19,6 +19,20 @@ import time
 from collections.abc import Iterator
 
 
+def physical_name(device: str) -> str:
+    """What every process of this machine calls a device, whichever GPUs it has been shown.
+
+    "cuda:0" under CUDA_VISIBLE_DEVICES=3 is "cuda-3". Not covered: one process that is shown GPUs
+    by number and another by UUID.
+    """
+    kind, _, index = device.partition(":")
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if kind != "cuda" or not shown:
+        return device.replace(":", "-")
+    names = [name.strip() for name in shown.split(",")]
+    return f"cuda-{names[int(index or 0)]}"
+
+
 class DeviceLease:
     """A readers-writer lock on one device that prefers writers.
 

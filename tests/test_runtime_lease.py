@@ -10,7 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-from runtime.lease import DeviceLease, held_seconds
+import pytest
+
+from runtime.lease import DeviceLease, held_seconds, physical_name
 
 HOLD = """
 import sys, time
@@ -130,3 +132,23 @@ def test_timings_that_wait_together_go_in_one_go(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert order == ["exclusive", "exclusive", "shared"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "device", "name"),
+    [
+        (None, "cpu", "cpu"),
+        ("0,1", "cpu", "cpu"),
+        (None, "cuda:1", "cuda-1"),
+        ("3", "cuda:0", "cuda-3"),
+        ("2, 5", "cuda:1", "cuda-5"),
+        ("GPU-ab", "cuda:0", "cuda-GPU-ab"),
+    ],
+)
+def test_two_views_of_a_gpu_have_one_lease(
+    monkeypatch: pytest.MonkeyPatch, shown: str | None, device: str, name: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert physical_name(device) == name

@@ -9,13 +9,13 @@ import pytest
 
 from schemas.records import Solution, Target
 from tests import samples
-from verification.build import Build, BuildError, build
+from verification.build import Build, BuildError, BuildTimeout, build
 from verification.toolchain import ToolchainError, toolchain
 
 
-def _build(solution: Solution, cache: Path) -> Build:
+def _build(solution: Solution, cache: Path, timeout_s: float = 120.0) -> Build:
     cache.mkdir(exist_ok=True)
-    return build(solution, Target.CPU, toolchain(Target.CPU), cache)
+    return build(solution, Target.CPU, toolchain(Target.CPU), cache, timeout_s)
 
 
 def test_a_second_build_of_the_same_text_is_a_look_up(tmp_path: Path) -> None:
@@ -50,6 +50,13 @@ def test_the_compilers_words_come_back(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="expected"):
         _build(samples.solution(kernel="int f( {"), tmp_path)
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
+
+
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(BuildTimeout, match=r"took over 0\.01 s"):
+        _build(samples.solution(), tmp_path, timeout_s=0.01)
+    assert not list(tmp_path.iterdir())
+    assert not _build(samples.solution(), tmp_path).cached
 
 
 @pytest.mark.parametrize(

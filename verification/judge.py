@@ -35,7 +35,7 @@ from schemas.records import (
     VerdictStatus,
 )
 from verification import timing
-from verification.build import Build, BuildError, build
+from verification.build import Build, BuildError, BuildTimeout
 from verification.inputs import without_model
 from verification.machine import Machine
 from verification.trial import Refusal, Trial, fresh_seed
@@ -95,15 +95,14 @@ class Judge:
     def _measure(self, solution: Solution, effort: str) -> Verdict:
         record = _Draft(self._problem, self._admission, solution, effort, self._machine)
         try:
-            with self._machine.building():
-                record.build = build(
-                    solution, self._machine.target, self._machine.toolchain, self._machine.builds
-                )
+            record.build = self._machine.build(solution)
             with (
                 self._machine.scratch() as scratch,
                 self._bench(solution, scratch, record) as trial,
             ):
                 self._try(trial, effort, record)
+        except BuildTimeout as error:
+            return record.refused(VerdictStatus.TIMEOUT, str(error))
         except BuildError as error:
             return record.refused(VerdictStatus.BUILD_ERROR, str(error))
         except Refusal as error:

@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 
-from runtime.lease import DeviceLease
+from runtime.lease import DeviceLease, physical_name
 from runtime.sandbox import Limits, Worker, Zygote
 from runtime.store import Store
 from schemas.codec import content_key, from_json
-from schemas.records import Environment, Isolation, Target
-from verification.build import Build
+from schemas.records import Environment, Isolation, Solution, Target
+from verification.build import Build, build
 from verification.toolchain import Toolchain, toolchain
 
 WORKERS = ("verification.reference_worker", "verification.solution_worker")
@@ -64,8 +64,7 @@ class Machine:
         self.device = settings.device
         self.timeout_s = settings.problem_timeout_s
         self.num_threads = len(os.sched_getaffinity(0)) if self.target is Target.CPU else 1
-        # By local name, which every process of this machine agrees on.
-        self.lease = DeviceLease(settings.device, log=settings.lease_log)
+        self.lease = DeviceLease(physical_name(settings.device), log=settings.lease_log)
         self.store = Store(settings.store)
         self.cache = Path(settings.cache)
         self.builds = self.cache / "builds"
@@ -147,6 +146,13 @@ class Machine:
         """Kill a worker; its memory goes back while nobody is timed."""
         with self.lease.shared():
             worker.close(wait_s=DYING_S)
+
+    def build(self, solution: Solution) -> Build:
+        """The solution's library, within three steps' worth of time. Raises BuildError."""
+        with self.building():
+            return build(
+                solution, self.target, self.toolchain, self.builds, timeout_s=3 * self.timeout_s
+            )
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
