@@ -5,7 +5,8 @@
 One process, one problem after the other, until all are done or Ctrl-C. Prints seconds per call of
 the reference's and the solution's workers, and the share of wall time that held the device
 exclusively. With --json=FILE the raw numbers, with commit and device, go there: every call in
-order, so that gaps (builds, forks) show too.
+order, so that gaps (builds, forks) show too. On a GPU two workers are at work at once in places;
+there the solution's seconds hold what it waits for the reference.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Run as `python -m runtime.zygote OWNER_FD ADDRESS {warm,cool} MODULES` by
 `runtime.sandbox.Zygote`. It never touches a device, holds no secret and runs no foreign code
 itself. A fork costs milliseconds where a fresh interpreter pays seconds for importing torch, and
-a child's first torch.compile takes a tenth of a cold one. Any number of processes share one:
-each connects to ADDRESS and owns the children it asked for. When a client goes its children go;
-when the owner goes, everything does.
+behind a parent that has compiled something a child's first torch.compile takes a tenth. Any number
+of processes share one: each connects to ADDRESS and owns the children it asked for. When a client
+goes its children go; when the owner goes, everything does.
 
 A child leads a process group of its own, loses what `runtime.confine` can take away, and then
 serves JSON requests on its channel until the other end closes it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -114,9 +115,29 @@ def test_on_a_gpu_outputs_go_by_dma(tmp_path: Path) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.bool):
             value = (torch.randn(size, 7, device="cuda") * 100).to(dtype)
             reader.make(0, value.nbytes)
-            if size == 3000:
-                writer = Mailbox(str(tmp_path), "cuda:0")
+            writer._forget(0)
             writer.put(0, value)
             assert torch.equal(reader.take(0, value), value)
     assert reader._direct
     assert writer._direct
+
+
+def test_a_writer_that_resizes_files_gains_nothing(sides: tuple[Mailbox, Mailbox]) -> None:
+    reader, writer = sides
+    value, file = torch.randn(100), reader._folder / "output.0"
+    reader.make(0, value.nbytes)
+    for size in (0, 1 << 20):
+        os.truncate(file, size)
+        reader.renew()
+        assert file.stat().st_size == value.nbytes
+        writer = Mailbox(str(reader._folder), "cpu")
+        writer._direct = reader._direct
+        writer.put(0, value)
+        assert torch.equal(reader.take(0, value), value)
+    os.truncate(file, 1 << 20)
+    assert reader.take(0, value).nbytes == value.nbytes
+
+
+def test_an_empty_output_has_a_file_that_anybody_may_write(tmp_path: Path) -> None:
+    Mailbox(str(tmp_path), "cpu").make(0, 0)
+    assert (tmp_path / "output.0").stat().st_mode & 0o777 == 0o666

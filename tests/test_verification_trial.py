@@ -31,6 +31,9 @@ class Side:
             raise self.reply
         return self.reply
 
+    def close(self) -> None:
+        EVENTS.append(f"{self.name} is ended")
+
     def call(self, method: str, timeout_s: float, **params: Any) -> Any:
         self.send(method, **params)
         return self.receive(timeout_s)
@@ -83,6 +86,7 @@ def test_each_side_answers_for_itself(target: Target) -> None:
     assert refusal.value.status is VerdictStatus.INTEGRITY
     with pytest.raises(WorkerError, match="ours"):
         both(target, reference=WorkerCrash("ours"))
+    assert ("solution is ended" in EVENTS) == (target is Target.CUDA)
 
 
 @pytest.mark.parametrize("reply", [{}, {"ms": -1.0}, {"ms": "fast"}, {"ms": float("nan")}])

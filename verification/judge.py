@@ -8,9 +8,9 @@ A `Judge` serves one problem: its reference worker stays for all the solutions o
 solution gets a worker of its own. Verdicts are kept in the store, so nothing finished is
 measured twice.
 
-Not covered yet: which kernels ran and whose they are, and native attacks on the solution's own
-clock beyond what the judge's clock shows (it sees at most one empty call's jitter less than the
-truth).
+Not covered yet: which kernels ran and whose they are; code that reaches into its own worker, which
+could compute when an output is asked for instead of when it is timed, leave out the flush before a
+call (0.13 ms on a GPU), or keep the device busy while a baseline is timed.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Judge:
         self._reference: Worker | None = None
         self._mail = contextlib.ExitStack()
         self._mail_folder = ""
+        self._renew_mail = False
         self._inputs_code = without_model(problem.code)
 
     def __enter__(self) -> Judge:
@@ -106,6 +107,7 @@ class Judge:
         except BuildError as error:
             return record.refused(VerdictStatus.BUILD_ERROR, str(error))
         except Refusal as error:
+            self._renew_mail = True
             return record.refused(error.status, error.reason)
         except WorkerError as error:
             self.close()
@@ -125,7 +127,10 @@ class Judge:
         library = str(machine.public(_built(record)))
         reference = self._ready_reference()
         state = str(scratch / "state.pt")
-        given = machine.ask(reference, "set_state", seed=state_seed, path=state)
+        given = machine.ask(
+            reference, "set_state", seed=state_seed, path=state, renew_mail=self._renew_mail
+        )
+        self._renew_mail = False
         worker = machine.spawn(
             "verification.solution_worker:handlers",
             "solution",
@@ -155,7 +160,10 @@ class Judge:
             self._reference = open_reference(self._problem, machine, self._mail_folder)
             machine.ask(self._reference, "make_example", seed=fresh_seed())
             with machine.building():
-                self._reference.call("compile", 2 * machine.timeout_s)
+                found = self._reference.call("compile", 2 * machine.timeout_s)
+            if not found["cached"]:
+                with machine.lease.exclusive():
+                    self._reference.call("first_run", machine.timeout_s)
         return self._reference
 
     def _try(self, trial: Trial, effort: str, record: _Draft) -> None:
@@ -222,6 +230,9 @@ class _Draft:
         return self.trial.rounds
 
     def steady(self) -> bool:
+        """Whether the control is 1 within tolerance; a solution far behind needs no such care."""
+        if self.trial is not None and self.trial.cut_short:
+            return True
         return abs(self._control().point - 1.0) <= timing.AA_TOLERANCE[self._target]
 
     def timed(self) -> Verdict:

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
 
 from runtime.problem_code import load_module, make_inputs, make_model
@@ -58,8 +59,10 @@ class Reference:
         with torch.no_grad():
             return flatten_outputs(model(*inputs))
 
-    def set_state(self, seed: int, path: str) -> dict[str, Any]:
+    def set_state(self, seed: int, path: str, renew_mail: bool) -> dict[str, Any]:
         """Draw parameters and buffers from `seed`; the solution's process loads `path`."""
+        if renew_mail:
+            self._mail.renew()
         self.model.load_state_dict(make_model(self.module, self.device, seed).state_dict())
         self.example = self._exact = None
         torch.save(self.model.state_dict(), path)
@@ -78,9 +81,10 @@ class Reference:
     def compile(self) -> dict[str, Any]:
         """Compile the baseline, or read it from the cache, and stop before its first kernel.
 
-        Seconds of work for the CPU, during which others may time. The first run, in which
-        Inductor tries its few configurations, is left to whoever holds the device alone. Not
-        covered: a model in which nothing is compiled just runs.
+        Seconds of work for the CPU, during which others may time. Says whether all of it came
+        from the cache; if not, Inductor tries its few configurations in the first run, for which
+        the caller should hold the device alone. Not covered: a model in which nothing is compiled
+        just runs.
         """
         if self.example is None:
             raise RuntimeError("make_example comes first")
@@ -88,9 +92,24 @@ class Reference:
         def stop(*_: Any, **__: Any) -> None:
             raise Compiled
 
+        counters["inductor"].clear()  # the warm parent has compiled too
         with contextlib.suppress(Compiled), mock.patch.object(CompiledFxGraph, "__call__", stop):
             self.run(self.compiled, self.example)
+        found = counters["inductor"]
+        return {"cached": found["fxgraph_cache_hit"] > 0 and not found["fxgraph_cache_miss"]}
+
+    def first_run(self) -> dict[str, Any]:
+        """Run the compiled baseline; the caller holds the device alone."""
+        if self.example is None:
+            raise RuntimeError("make_example comes first")
+        self.run(self.compiled, self.example)
+        synchronize()
         return {}
+
+    def ping(self) -> dict[str, Any]:
+        """A call as the solution's worker does it, in a process that can be believed."""
+        self._clock = self._clock or Clock(self.device)
+        return {"ms": self._clock.rehearse()}
 
     def exact_model(self) -> torch.nn.Module:
         if self._exact is None:
@@ -160,7 +179,7 @@ class Reference:
                 return _failed(f"output {index}: expected {describe(output.eager)}, got {got}")
             try:
                 value = self._mail.take(index, output.eager)
-            except (ValueError, OSError, RuntimeError) as error:
+            except (ValueError, OSError) as error:  # anything else is our own fault
                 return _failed(f"output {index}: {error}")
             found = compare(value, output)
             result = {
@@ -254,7 +273,17 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["reference"], name)(**params)
 
-    names = ("set_state", "make_example", "compile", "expect", "expect_timed", "check", "aliases")
+    names = (
+        "set_state",
+        "make_example",
+        "compile",
+        "first_run",
+        "ping",
+        "expect",
+        "expect_timed",
+        "check",
+        "aliases",
+    )
     timing = ("make_ring", "warm_up", "time", "stop_timing")
     screens = {
         name: (lambda f: lambda **params: f(state["reference"], **params))(function)

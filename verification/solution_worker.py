@@ -129,7 +129,7 @@ class Candidate:
         return {"calls": warm_up(lambda: self._forward(ring.advance()))}
 
     def prepare(self) -> dict[str, Any]:
-        """New values in the inputs and cold caches, before the judge starts its clock."""
+        """New values in the inputs, before the judge starts its clock."""
         if self._ring is None:
             raise RuntimeError("make_ring comes first")
         self._result = None

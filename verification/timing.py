@@ -74,9 +74,9 @@ def believable(
     """The solution's times of one round, from two clocks.
 
     `inside` is the clock in the solution's process, `outside` the judge's clock around the same
-    call with `ping_ms` (the cost of an empty call, measured before the solution was loaded)
-    taken off. The inside clock is finer; it is believed as long as it does not claim less time
-    than the judge saw pass.
+    call with `ping_ms` (what surrounds the work of a call, by `Trial.calibrate`) taken off. The
+    inside clock is finer; it is believed as long as it does not claim less time than the judge saw
+    pass.
     """
     inside, outside = statistics.median(inside_ms), statistics.median(outside_ms) - ping_ms
     if outside <= inside:

@@ -32,24 +32,34 @@ class Mailbox:
     """One file per output, made by the side that reads.
 
     It makes them as large as it expects them and belongs to another user where there is one: a
-    writer can neither remove them nor lock out the next. Not covered: a writer that cuts a file
-    short on a GPU may kill the reader, which costs its own verdict.
+    writer cannot remove them, lock out the next, or have more read than expected. One that cuts
+    a file short detaches it from what the reader has mapped; `renew` before the next writer. Not
+    covered: one that does so behind a correct verdict spoils the later ones of its rollout.
     """
 
     def __init__(self, folder: str, device: str) -> None:
         self._folder = Path(folder)
         self._cuda = self._direct = device.startswith("cuda")
         self._mapped: dict[int, torch.Tensor] = {}
+        self._sizes: dict[int, int] = {}
+        """What the reader expects; empty in a writer."""
 
     def make(self, index: int, size_bytes: int) -> None:
         """Have a file for an output of this size."""
-        path = self._path(index)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        if self._sizes.get(index) != size_bytes:
+            self._forget(index)
+            self._sizes[index] = size_bytes
+        handle = os.open(self._path(index), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         with open(handle, "r+b", buffering=0) as file:
-            if os.fstat(handle).st_size < size_bytes:
-                self._forget(index)
-                file.truncate(size_bytes)
-                os.fchmod(handle, 0o666)
+            file.truncate(size_bytes)
+            os.fchmod(handle, 0o666)
+
+    def renew(self) -> None:
+        """New files in place of all, after a writer that may have tampered with them."""
+        for index, size_bytes in self._sizes.items():
+            self._forget(index)
+            self._path(index).unlink(missing_ok=True)
+            self.make(index, size_bytes)
 
     def put(self, index: int, value: torch.Tensor) -> dict[str, Any]:
         """Write a tensor and describe it. One that is larger than expected is only described."""
@@ -82,10 +92,8 @@ class Mailbox:
             return None
         mapped = self._mapped.get(index)
         if mapped is None:
-            length = self._path(index).stat().st_size
-            mapped = torch.from_file(
-                str(self._path(index)), shared=True, size=length, dtype=torch.uint8
-            )
+            length = self._sizes.get(index) or self._path(index).stat().st_size
+            mapped = _mapping(self._path(index), length)
             if not _register(mapped):
                 self._direct = False
                 return None
@@ -125,6 +133,14 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _staging(pinned: bool) -> torch.Tensor:
     return torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
+
+
+def _mapping(path: Path, size_bytes: int) -> torch.Tensor:
+    """A file's bytes as a tensor. Raises OSError."""
+    try:
+        return torch.from_file(str(path), shared=True, size=size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(f"{path} cannot be mapped: {error}") from error
 
 
 def _register(mapped: torch.Tensor) -> bool:

@@ -8,7 +8,6 @@ solution is a `Refusal`; a fault of the reference's side passes through as a Wor
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import statistics
 import time
@@ -21,7 +20,7 @@ from verification import timing
 from verification.inputs import DRAWS
 from verification.machine import Machine
 
-PINGS = 12
+PINGS = 8
 KEPT_CALLS = 2
 EARLY_ROUNDS = 3
 SLOW = 4.0
@@ -64,7 +63,8 @@ class Trial:
         self._kept: list[int] = []
         self._ring_seed = 0
         self._eager_ms = 0.0
-        self._ping_ms = math.inf
+        self._ping_ms = 0.0
+        self.cut_short = False
 
     def _ask(self, method: str, **params: Any) -> Any:
         """Call the solution's worker; whatever goes wrong there is the solution's fault."""
@@ -88,7 +88,11 @@ class Trial:
         with self._machine.lease.shared():
             with _blaming_solution(asked):
                 self._solution.send(asked, **params)
-            wanted = self._reference.call(referred, timeout_s, **params)
+            try:
+                wanted = self._reference.call(referred, timeout_s, **params)
+            except WorkerError:
+                self._solution.close()  # it must not compute on beside somebody's timing
+                raise
             with _blaming_solution(asked):
                 reply = self._solution.receive(timeout_s)
         return wanted, _answer(asked, reply)
@@ -104,21 +108,22 @@ class Trial:
                 self._held = False
 
     def calibrate(self) -> None:
-        """What a call costs beside its work on the judge's clock; the smallest answer counts.
+        """What a call costs beside its work on the judge's clock, with the device to ourselves.
 
-        Asked before any solution code is loaded, and again with the device to ourselves: the first
-        may be slowed by work beside it, the second by the solution, and more would be kinder to it.
+        The smaller answer of the two processes counts: a solution could slow its own, and more
+        would be kinder to it.
         """
-        costs = []
-        for _ in range(PINGS):
-            started = time.perf_counter()
-            inside_ms = _milliseconds(self._ask("ping"))
-            costs.append((time.perf_counter() - started) * 1e3 - inside_ms)
-        self._ping_ms = min(self._ping_ms, statistics.median(costs))
+        medians = []
+        for ping in (self._refer, self._ask):
+            costs = []
+            for _ in range(PINGS):
+                started = time.perf_counter()
+                inside_ms = _milliseconds(ping("ping"))
+                costs.append((time.perf_counter() - started) * 1e3 - inside_ms)
+            medians.append(statistics.median(costs))
+        self._ping_ms = min(medians)
 
     def load(self, library: str, state: str, init_inputs: list[Any]) -> None:
-        with self._holding(self._machine.lease.shared()):
-            self.calibrate()
         self._ask("build_model", library=library, state=state, init_inputs=init_inputs)
 
     def check_draws(self) -> None:
@@ -181,7 +186,8 @@ class Trial:
         for index in range(total):
             for side in timing.order(list(sides), index):
                 self.rounds[side].append(sides[side]())
-            if index + 1 >= EARLY_ROUNDS and self._hopeless():
+            self.cut_short = index + 1 >= EARLY_ROUNDS and self._hopeless()
+            if self.cut_short:
                 break
 
     def _time_solution(self, calls: int, keep: bool) -> list[float]:

@@ -76,7 +76,7 @@ class Draft:
 
 
 def _drafts(plan: Plan, task: Task) -> list[Draft]:
-    """The plan's variants as files, the default one first; identical ones once."""
+    """The plan's variants as files, in the order of `variants`; identical ones once."""
     problem = task.problem
     chosen = [PLAIN]
     if task.kind is TrajectoryKind.OPTIMIZED:
