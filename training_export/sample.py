@@ -11,7 +11,6 @@ README.md.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -65,16 +64,12 @@ def choose(root: str, num_problems: int) -> set[str]:
         ids = {
             row["problem_id"] for row in read.split_rows(root, "problems", split, ["problem_id"])
         }
-        found[split] = sorted(ids & with_rows, key=_digest)
+        found[split] = sorted(ids & with_rows, key=shards.digest)
     held_out = found["validation"][: max(1, num_problems // 10)]
     chosen = {*held_out, *found["train"][: num_problems - len(held_out)]}
     if len(chosen) < num_problems:
         raise ValueError(f"expected {num_problems} problems with trajectories, got {len(chosen)}")
     return chosen
-
-
-def _digest(problem_id: str) -> bytes:
-    return hashlib.blake2b(problem_id.encode(), digest_size=8).digest()
 
 
 def _readme(out: str, run: dict[str, Any], num_problems: int) -> str:
@@ -90,7 +85,7 @@ def _readme(out: str, run: dict[str, Any], num_problems: int) -> str:
         f"{run['device']['device']} with torch {run['device']['torch']} "
         f"(`{' '.join(run['command'])}`; all of it in `run.json`).\n\n"
         f"| config | rows |\n|---|---|\n{counts}\n\n"
-        f'```python\nimport datasets\ndatasets.load_dataset(".", "trajectories")\n```\n'
+        f'```python\nimport datasets\n\ndatasets.load_dataset(".", "trajectories")\n```\n'
     )
 
 

@@ -66,10 +66,14 @@ def row_id(config: str, row: Row) -> str:
     return str(row[_ID.get(config, "problem_id")])
 
 
+def digest(key: str) -> int:
+    """64 bits of a hash of a row id, which order and place rows without picking any."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big")
+
+
 def shard_of(key: str, num_shards: int) -> int:
     """Which of `num_shards` shards a row id belongs to: the same on every machine."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % num_shards
+    return digest(key) % num_shards
 
 
 def shard_file(config: str, split: str, index: int, num_shards: int) -> str:

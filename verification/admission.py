@@ -66,9 +66,8 @@ def _screen(
     raised = AdmitReason.EAGER_ERROR
     try:
         worker = open_reference(problem, machine)
-        with machine.lease.shared():
-            # Two steps' worth of time: the rules run the reference many times.
-            found = worker.call("screen", 2 * machine.timeout_s, seed=fresh_seed())
+        # The rules run the reference many times.
+        found = machine.ask(worker, "screen", steps=2, seed=fresh_seed())
         if found["reason"] is not None:
             return _refused(problem, machine, AdmitReason(found["reason"]), found["detail"])
         nodes = [from_json(OperatorNode, node) for node in found["nodes"]]
@@ -77,8 +76,7 @@ def _screen(
             detail = f"declared {sorted(declared)}, found {sorted(made.elements())}"
             return _refused(problem, machine, AdmitReason.DECLARED_OPS, detail)
         raised = AdmitReason.COMPILE_ERROR
-        with machine.building():
-            worker.call("compile", 2 * machine.timeout_s)
+        machine.compile(worker)
         times = _time(worker, machine)
     except WorkerError as error:
         return _refused(problem, machine, _reason(error, raised), str(error))

@@ -159,9 +159,7 @@ class Judge:
             self._mail_folder = str(folder)
             self._reference = open_reference(self._problem, machine, self._mail_folder)
             machine.ask(self._reference, "make_example", seed=fresh_seed())
-            with machine.building():
-                found = self._reference.call("compile", 2 * machine.timeout_s)
-            if not found["cached"]:
+            if not machine.compile(self._reference):
                 with machine.lease.exclusive():
                     self._reference.call("first_run", machine.timeout_s)
         return self._reference

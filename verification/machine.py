@@ -129,13 +129,19 @@ class Machine:
         limits = self.settings
         return content_key(key, limits.memory_limit_gib, limits.device_memory_gib, self.timeout_s)
 
-    def ask(self, worker: Worker, method: str, **params: Any) -> Any:
+    def ask(self, worker: Worker, method: str, steps: int = 1, **params: Any) -> Any:
         """Call a worker that uses the device: shared with others, for this one call.
 
-        Whoever waits to time waits for the longest such call, and everybody else for it.
+        Whoever waits to time waits for the longest such call, and everybody else for it. `steps`:
+        how many steps' worth of time it may take.
         """
         with self.lease.shared():
-            return worker.call(method, self.timeout_s, **params)
+            return worker.call(method, steps * self.timeout_s, **params)
+
+    def compile(self, reference: Worker) -> bool:
+        """Have a reference worker compile its baseline; whether all of it came from the cache."""
+        with self.building():
+            return bool(reference.call("compile", 2 * self.timeout_s)["cached"])
 
     def open(self, worker: Worker) -> dict[str, Any]:
         """Have a fresh worker open the device, before anything foreign is loaded."""

@@ -55,7 +55,7 @@ class Trial:
         self._machine = machine
         self._reference = reference
         self._solution = solution
-        self._held = False
+        self._held = False  # whether we have the device alone
         self._state_seed = state_seed
         self.checks: list[Check] = []
         self.rounds: dict[str, list[list[float]]] = {}
@@ -96,16 +96,6 @@ class Trial:
             with _blaming_solution(asked):
                 reply = self._solution.receive(timeout_s)
         return wanted, _answer(asked, reply)
-
-    @contextlib.contextmanager
-    def _holding(self, lease: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-        """One lease around several calls."""
-        with lease:
-            self._held = True
-            try:
-                yield
-            finally:
-                self._held = False
 
     def calibrate(self) -> None:
         """What a call costs beside its work on the judge's clock, with the device to ourselves.
@@ -164,8 +154,12 @@ class Trial:
 
     def measure(self, effort: str) -> None:
         """Time all sides, interleaved, with the device to ourselves. Raises Refusal."""
-        with self._holding(self._machine.lease.exclusive()):
-            self._measure(effort)
+        with self._machine.lease.exclusive():
+            self._held = True
+            try:
+                self._measure(effort)
+            finally:
+                self._held = False
         self._refer("stop_timing")
 
     def _measure(self, effort: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kernel_agent.expert.index import Index, Indirect, lift
@@ -128,43 +129,55 @@ def _plus_sum(
     return Map(node.name, tuple(node.shape), node.dtype, add, (x, total), node.op)
 
 
+@dataclass(frozen=True)
+class Hits:
+    """Which elements of `index` point at an element of the target: one more dim, over `axis`."""
+
+    axis: int
+    index: Value
+    domain: tuple[int, ...]
+
+    def place(self, at: tuple[Index, ...]) -> list[Index]:
+        """Where in `index` an element of the domain stands."""
+        return [*at[: self.axis], at[-1], *at[self.axis + 1 : -1]]
+
+    def test(self, b: Builder, at: tuple[Index, ...]) -> Expr:
+        target = expr("index", (), "int", at[self.axis])
+        return expr("eq", (b.load(self.index, self.place(at)), target), "bool")
+
+
+def _hits(node: Node, x: Value, dim: int, index: Value) -> Hits:
+    axis = normal_dim(dim, len(x.shape))
+    if index.shape[:axis] + index.shape[axis + 1 :] != x.shape[:axis] + x.shape[axis + 1 :]:
+        raise node.unsupported("with an index smaller than its target in another dim")
+    return Hits(axis, index, (*x.shape, index.shape[axis]))
+
+
 @rule("scatter_add")
 def _scatter_add(node: Node, x: Value, dim: int, index: Value, source: Value) -> Map:
     """Every output element sums the source elements that point at it: no atomics, a repeatable
     order."""
-    axis = normal_dim(dim, len(x.shape))
-    if index.shape[:axis] + index.shape[axis + 1 :] != x.shape[:axis] + x.shape[axis + 1 :]:
-        raise node.unsupported("with an index smaller than its target in another dim")
-    domain = (*x.shape, index.shape[axis])
+    hits = _hits(node, x, dim, index)
 
     def body(b: Builder, at: tuple[Index, ...]) -> Expr:
-        place = [*at[:axis], at[-1], *at[axis + 1 : -1]]
-        hit = expr("eq", (b.load(index, place), expr("index", (), "int", at[axis])), "bool")
-        value = cast(b.load(source, place), node.type)
+        hit = hits.test(b, at)
+        value = cast(b.load(source, hits.place(at)), node.type)
         return expr("where", (hit, value, const(0, node.type)), node.type)
 
-    return _plus_sum(node, x, domain, body, (index, source))
+    return _plus_sum(node, x, hits.domain, body, (index, source))
 
 
 @rule("scatter.value")
 def _scatter_value(node: Node, x: Value, dim: int, index: Value, value: float) -> Map:
-    axis = normal_dim(dim, len(x.shape))
-    if index.shape[:axis] + index.shape[axis + 1 :] != x.shape[:axis] + x.shape[axis + 1 :]:
-        raise node.unsupported("with an index smaller than its target in another dim")
-    domain = (*x.shape, index.shape[axis])
-
-    def body(b: Builder, at: tuple[Index, ...]) -> Expr:
-        place = [*at[:axis], at[-1], *at[axis + 1 : -1]]
-        return expr("eq", (b.load(index, place), expr("index", (), "int", at[axis])), "bool")
-
+    hits = _hits(node, x, dim, index)
     hit = Reduce(
         f"{node.name}_hit",
         x.shape,
         "bool",
         "any",
-        domain,
-        (len(domain) - 1,),
-        body,
+        hits.domain,
+        (len(hits.domain) - 1,),
+        hits.test,
         (index,),
         node.op,
         True,

@@ -15,7 +15,8 @@ def variants(plan: Plan, target: Target, precision: Precision = Precision.FP32) 
     """The variants that can change something for this plan, the most promising first: the
     printer's defaults, or before them tiles of 64 for a matrix product, with TF32 where it is
     allowed (on an H200 these beat the defaults in 24 of 28 problems, by up to 1.7x, and tiles of
-    128 beat them in 3 of 27). Only problems of the tf32 class may use TF32, so only they get the variants that do."""
+    128 beat them in 3 of 27). Only problems of the tf32 class may use TF32, so only they get the
+    variants that do."""
     if target is Target.CPU:
         return [PLAIN, *_cpu(plan)]
     tiles = _tiles(plan, precision)
