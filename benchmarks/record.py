@@ -2,9 +2,9 @@
 
     python -m benchmarks.record --run=DIR --json=FILE
 
-`run.json` as it is, and for every trajectory what its best solution measured: the intervals, the
-A/A control, and every timing sample in ms. The samples come from the store of the run, so the run
-must still have it.
+`run.json` as it is, how many verdicts were measured with which status, and for every trajectory
+what its best solution measured: the intervals, the A/A control, and every timing sample in ms. The
+samples come from the store of the run, so the run must still have it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ DIGITS = 4
 def record(run: Path) -> dict[str, Any]:
     """Raises FileNotFoundError when the run has not ended or its store is gone."""
     ended = json.loads((run / "run.json").read_text())
-    trajectories = list(_trajectories(Store(str(run / ".store"))))
+    store = Store(str(run / ".store"))
+    trajectories = list(_trajectories(store))
     if not trajectories:
         raise FileNotFoundError(f"{run}/.store has no trajectories: run this before it is deleted")
-    return {"run": ended, "trajectories": trajectories}
+    measured = Counter(verdict["status"] for verdict in _all(store, "verdicts"))
+    return {"run": ended, "measured_verdicts": dict(measured), "trajectories": trajectories}
 
 
 def _trajectories(store: Store) -> Iterator[dict[str, Any]]:
@@ -87,7 +90,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     found = record(Path(arguments.run))
     lines = ",\n".join(json.dumps(row) for row in found["trajectories"])
-    text = f'{{"run": {json.dumps(found["run"])},\n"trajectories": [\n{lines}\n]}}\n'
+    head = json.dumps({name: found[name] for name in ("run", "measured_verdicts")})
+    text = f'{head[:-1]},\n"trajectories": [\n{lines}\n]}}\n'
     Path(arguments.json).write_text(text)
     print(f"{len(found['trajectories'])} trajectories, {len(text)} bytes in {arguments.json}")
     return 0

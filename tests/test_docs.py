@@ -85,4 +85,6 @@ def test_the_log_quotes_the_gpu_rollouts() -> None:
             for side in ("eager", "compile")
         )
         assert f"geomean {eager:.2f}x eager, {compiled:.2f}x torch.compile" in LOG
-    assert f"{sum(len(row['verdicts']) for row in found['trajectories'])}, all correct" in LOG
+    measured = found["measured_verdicts"]
+    assert measured.keys() == {"correct"}
+    assert f"| verdicts | {measured['correct']} measured, all correct" in LOG
