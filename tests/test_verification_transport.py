@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from verification import transport
+from verification.machine import _scratch_root
 from verification.transport import Mailbox, describe, flatten_outputs
 
 VALUES = {
@@ -108,9 +111,16 @@ def test_only_plain_tensors_are_outputs() -> None:
             flatten_outputs(wrong)
 
 
+@pytest.fixture
+def memory_folder() -> Iterator[str]:
+    """Where a machine has its files; pages of a disk's cannot be registered everywhere."""
+    with tempfile.TemporaryDirectory(dir=_scratch_root()) as folder:
+        yield folder
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_outputs_go_by_dma(tmp_path: Path) -> None:
-    reader, writer = Mailbox(str(tmp_path), "cuda:0"), Mailbox(str(tmp_path), "cuda:0")
+def test_on_a_gpu_outputs_go_by_dma(memory_folder: str) -> None:
+    reader, writer = Mailbox(memory_folder, "cuda:0"), Mailbox(memory_folder, "cuda:0")
     for size in (1000, 3000):
         for dtype in (torch.float32, torch.bfloat16, torch.bool):
             value = (torch.randn(size, 7, device="cuda") * 100).to(dtype)
