@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import re
 import tempfile
@@ -41,6 +42,9 @@ def machine(config: RunConfig) -> Machine:
         )
     )
     atexit.register(opened.close)
+    # An interpreter ends by collecting all it has imported: a second, and Beam ends its workers
+    # one after the other.
+    atexit.register(gc.freeze)
     return opened
 
 
