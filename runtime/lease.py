@@ -14,13 +14,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-
-DOORS = 3
-"""Device contexts that may be in the making at once."""
+from collections.abc import Iterator
 
 
 def physical_name(device: str) -> str:
@@ -53,7 +49,6 @@ class DeviceLease:
         name = "".join(c if c.isalnum() or c in "-." else "_" for c in device_id)
         self._turnstile = os.path.join(root, f"{name}.turnstile")
         self._room = os.path.join(root, f"{name}.room")
-        self._doors = [os.path.join(root, f"{name}.door{index}") for index in range(DOORS)]
         self._log = log
 
     @contextlib.contextmanager
@@ -76,16 +71,6 @@ class DeviceLease:
         finally:
             os.close(room)
 
-    @contextlib.contextmanager
-    def opening(self) -> Iterator[None]:
-        """Shared, and DOORS at a time: around the making of a device context.
-
-        The driver makes them almost one after the other; sixteen at once would each keep whoever
-        waits to time waiting for seconds. Behind one door all would wait for the room as well.
-        """
-        with _one_of(self._doors), self.shared():
-            yield
-
     def _write(self, started: float, held_s: float, waited_s: float) -> None:
         if self._log is not None:
             line = f"{started:.6f}\t{held_s:.6f}\t{waited_s:.6f}\n".encode()
@@ -104,32 +89,6 @@ def _locked(path: str, mode: int) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _one_of(paths: Sequence[str]) -> Iterator[None]:
-    """Hold one of several locks: one that is free, else whichever chance says."""
-    handle = _first_free(paths)
-    if handle is None:
-        with _locked(random.choice(paths), fcntl.LOCK_EX):
-            yield
-        return
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def _first_free(paths: Sequence[str]) -> int | None:
-    for path in paths:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            continue
-        return handle
-    return None
 
 
 def held_seconds(log: str, since: float = 0.0) -> float:
