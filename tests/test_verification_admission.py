@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dedup.signature import signature
@@ -129,3 +131,21 @@ def test_a_finished_screening_is_not_repeated(cpu_machine: Machine) -> None:
     count = cpu_machine.store.count("admissions")
     assert screened(cpu_machine, HONEST) == first
     assert cpu_machine.store.count("admissions") == count
+
+
+def test_memory_that_a_neighbour_had_is_asked_for_again(
+    cpu_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(name: str) -> str:
+        marker = str(tmp_path / name)
+        return (
+            f"import os\n        if not os.path.exists({marker!r}):\n"
+            f"            os.mkdir({marker!r})\n"
+            f"            raise torch.OutOfMemoryError('full')\n        {HONEST}"
+        )
+
+    found = screened(cpu_machine, tried("first"), LARGE)
+    assert found.reason is AdmitReason.OUT_OF_MEMORY
+    monkeypatch.setattr(cpu_machine, "room_pauses_s", (0.0,))
+    found = screened(cpu_machine, tried("second"), LARGE)
+    assert found.reason is None, found.detail

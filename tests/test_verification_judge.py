@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +14,7 @@ from schemas.codec import from_json, to_json
 from schemas.records import Admission, Solution, Verdict, VerdictStatus
 from tests import samples
 from verification.admission import admit
-from verification.judge import Judge
+from verification.judge import Judge, _out_of_memory
 from verification.machine import Machine
 
 
@@ -198,6 +201,38 @@ def test_a_limit_is_no_verdict_for_ever(cpu_machine: Machine, admission: Admissi
             assert cpu_machine.store.count("verdicts") == count + 1
         finally:
             cpu_machine.timeout_s = kept
+
+
+@pytest.mark.parametrize("pauses_s", [(), (0.0,)])
+def test_memory_that_a_neighbour_had_is_asked_for_again(
+    judge: Judge,
+    cpu_machine: Machine,
+    pauses_s: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_machine, "room_pauses_s", pauses_s)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        full = f"os.mkdir({folder + '/tried'!r})\n            raise torch.OutOfMemoryError"
+        full = f"if not os.path.exists({folder + '/tried'!r}):\n            {full}('full')"
+        verdict = judge.verify(
+            changed("return out", f"import os\n        {full}\n        return out")
+        )
+    expected = VerdictStatus.CORRECT if pauses_s else VerdictStatus.OUT_OF_MEMORY
+    assert verdict.status is expected, verdict.reason
+
+
+def test_a_reference_without_room_is_a_reason_to_wait_too(judge: Judge) -> None:
+    verdict = judge.verify(changed("return out", "return x"))
+    assert not verdict.passed
+    for status, reason, again in (
+        (VerdictStatus.REFERENCE_ERROR, "out_of_memory: OutOfMemoryError: full", True),
+        (VerdictStatus.REFERENCE_ERROR, "crash: killed by SIGKILL", False),
+        (VerdictStatus.OUT_OF_MEMORY, "run: full", True),
+        (VerdictStatus.TIMEOUT, "run: out_of_memory:", False),
+    ):
+        failed = dataclasses.replace(verdict, status=status, reason=reason)
+        assert _out_of_memory(failed) is again
 
 
 def test_the_reference_is_not_in_the_solutions_process(judge: Judge) -> None:

@@ -50,7 +50,10 @@ def admit(
     found = machine.recall("admissions", key)
     if found is not None:
         return from_json(Admission, found)
-    admission = _screen(problem, machine, signature, declared)
+    admission = machine.with_room(
+        lambda: _screen(problem, machine, signature, declared),
+        lambda screened: screened.reason is AdmitReason.OUT_OF_MEMORY,
+    )
     limited = admission.reason in (AdmitReason.TIMEOUT, AdmitReason.OUT_OF_MEMORY)
     machine.remember("admissions", key, to_json(admission), limited)
     return admission

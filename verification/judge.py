@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from runtime.sandbox import RemoteError, Worker, WorkerError
+from runtime.sandbox import RemoteError, Worker, WorkerError, WorkerOutOfMemory
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import (
     Admission,
@@ -87,7 +87,7 @@ class Judge:
         found = self._machine.recall("verdicts", key)
         if found is not None:
             return from_json(Verdict, found)
-        verdict = self._measure(solution, effort)
+        verdict = self._machine.with_room(lambda: self._measure(solution, effort), _out_of_memory)
         if verdict.status is not VerdictStatus.REFERENCE_ERROR:
             limited = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.OUT_OF_MEMORY)
             self._machine.remember("verdicts", key, to_json(verdict), limited)
@@ -282,6 +282,14 @@ def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker
         machine.end(worker)
         raise
     return worker
+
+
+def _out_of_memory(verdict: Verdict) -> bool:
+    """On either side."""
+    ours = f"{WorkerOutOfMemory.kind}:"
+    return verdict.status is VerdictStatus.OUT_OF_MEMORY or (
+        verdict.status is VerdictStatus.REFERENCE_ERROR and verdict.reason.startswith(ours)
+    )
 
 
 def _built(record: _Draft) -> Build:

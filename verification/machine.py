@@ -7,10 +7,11 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -22,10 +23,14 @@ from schemas.records import Environment, Isolation, Solution, Target
 from verification.build import Build, build
 from verification.toolchain import Toolchain, toolchain
 
+T = TypeVar("T")
+
 WORKERS = ("verification.reference_worker", "verification.solution_worker")
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 16 << 30
 DYING_S = 5.0
+ROOM_PAUSES_S = (5.0, 10.0)
+"""Before a GPU that was out of memory is asked again."""
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """glibc keeps freed blocks instead of handing them back to the system, for every side alike. By
 default a CPU baseline pays for fresh pages on every call: 4.5 ms instead of 0.9 ms for two
@@ -71,6 +76,7 @@ class Machine:
         self.builds.mkdir(parents=True, exist_ok=True)
         space = settings.memory_limit_gib + 8.0 if self.target is Target.CPU else None
         self.limits = Limits(memory_gib=settings.memory_limit_gib, address_space_gib=space)
+        self.room_pauses_s = () if self.target is Target.CPU else ROOM_PAUSES_S
         self._scratch_root = _scratch_root()
         self._zygote: Zygote | None = None
         self._public: Path | None = None
@@ -152,6 +158,19 @@ class Machine:
         """Kill a worker; its memory goes back while nobody is timed."""
         with self.lease.shared():
             worker.close(wait_s=DYING_S)
+
+    def with_room(self, measure: Callable[[], T], out_of_memory: Callable[[T], bool]) -> T:
+        """Measure, and again after a pause when memory ran out.
+
+        A GPU's memory is shared: a neighbour may have had it. On a CPU each process has a limit
+        of its own, and whoever reaches it does so again.
+        """
+        for pause_s in self.room_pauses_s:
+            result = measure()
+            if not out_of_memory(result):
+                return result
+            time.sleep(pause_s)
+        return measure()
 
     def build(self, solution: Solution) -> Build:
         """The solution's library, within three steps' worth of time. Raises BuildError."""
