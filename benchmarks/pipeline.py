@@ -5,9 +5,10 @@
     python -m benchmarks.pipeline [--json=FILE] --run=DIR                reads a run that has ended
 
 The first form runs into a new folder with a store of its own, because finished work is not done
-again. Every number comes from `run.json`. A stage's seconds are wall time in which at least one
-worker was at it; a lease share is the share of all seconds in which one measurement held the device
-for itself.
+again. Every number comes from `run.json`, and one from the lease log beside the store. A stage's
+seconds are wall time in which at least one worker was at it; the lease share is the share of all
+seconds in which one measurement held the device for itself; the demand share adds those in which
+one was waiting for others to leave the device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pipelines.spans import Span, covered
+
 DEVICE_BOUND = 0.6
 """From this lease share on, more workers cannot help: the device is measuring most of the time."""
 
@@ -30,27 +33,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", help="write the figures to this file too")
     arguments, flags = parser.parse_known_args(argv)
     if arguments.run:
-        figures = figures_of(_record(Path(arguments.run)))
+        figures = _figures(Path(arguments.run))
     else:
         with tempfile.TemporaryDirectory(prefix="ops6k-benchmark-") as folder:
             command = [sys.executable, "-m", "pipelines.ops6k", f"--output={folder}/out", *flags]
             code = subprocess.run(command).returncode
             if code not in (0, 1):  # 1: some rows were lost to bugs of ours; the figures stand
                 return code
-            figures = figures_of(_record(Path(folder) / "out"))
-    print("\n" + "\n".join(table(figures)))
+            figures = _figures(Path(folder) / "out")
     text = json.dumps(figures, indent=2)
-    print(text)
     if arguments.json:
         Path(arguments.json).write_text(text + "\n")
+    print("\n" + "\n".join(table(figures)) + "\n" + text)
     return 0
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "run.json").read_text()))
+def _figures(folder: Path) -> dict[str, Any]:
+    record = dict(json.loads((folder / "run.json").read_text()))
+    return figures_of(record, lease_spans(folder / ".store" / "lease.log"))
 
 
-def figures_of(record: dict[str, Any]) -> dict[str, Any]:
+def figures_of(record: dict[str, Any], leases: list[Span] | None = None) -> dict[str, Any]:
     """The figures of a run. Raises ValueError for a resumed one, whose time is not all of it."""
     attempts = record["settings"]["attempts"]
     if attempts != 1:
@@ -75,6 +78,7 @@ def figures_of(record: dict[str, Any]) -> dict[str, Any]:
         "kept_per_minute": 60 * record["kept"] / total,
         "stage_s": seconds,
         "lease_share": record["lease_share"],
+        "demand_share": round(covered(leases) / total, 4) if leases else None,
         "bound_by": bound_by(seconds, total, record["lease_share"]),
     }
 
@@ -90,7 +94,15 @@ def bound_by(seconds: dict[str, float], total: float, lease_share: float | None)
     outside = max(0.0, 1 - sum(seconds.values()) / total)
     if outside > share:
         return f"start-up: {outside:.0%} of the time no stage is at work"
-    return f"{slowest}, untimed work: {share:.0%} of the time, while the device is mostly free"
+    return f"{slowest}, work beside the timings: {share:.0%} of the time"
+
+
+def lease_spans(log: Path) -> list[Span] | None:
+    """From asking for the device alone until leaving it, per hold; None without a log."""
+    if not log.exists():
+        return None
+    rows = [[float(cell) for cell in line.split("\t")] for line in log.read_text().splitlines()]
+    return [(started - waited_s, started + held_s) for started, held_s, waited_s in rows]
 
 
 def table(figures: dict[str, Any]) -> list[str]:
@@ -108,6 +120,8 @@ def table(figures: dict[str, Any]) -> list[str]:
     ]
     if figures["lease_share"] is not None:
         lines.append(f"{'device leased':<24}{figures['lease_share']:>8.0%}")
+    if figures["demand_share"] is not None:
+        lines.append(f"{'  or waited for':<24}{figures['demand_share']:>8.0%}")
     return [*lines, f"bound by {figures['bound_by']}"]
 
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.record --run=DIR --json=FILE
 
-`run.json` as it is, how many verdicts were measured with which status, and for every trajectory
-what its best solution measured: the intervals, the A/A control, and every timing sample in ms. The
-samples come from the store of the run, so the run must still have it.
+`run.json` as it is, the hash of the verifier's sources and how many verdicts it measured with which
+status, and for every trajectory what its best solution measured: the intervals, the A/A control,
+and every timing sample in ms. The samples come from the store of the run, so the run must still
+have it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ def record(run: Path) -> dict[str, Any]:
     trajectories = list(_trajectories(store))
     if not trajectories:
         raise FileNotFoundError(f"{run}/.store has no trajectories: run this before it is deleted")
-    measured = Counter(verdict["status"] for verdict in _all(store, "verdicts"))
-    return {"run": ended, "measured_verdicts": dict(measured), "trajectories": trajectories}
+    verdicts = _all(store, "verdicts")
+    return {
+        "run": ended,
+        "harness": sorted({verdict["harness"] for verdict in verdicts}),
+        "measured_verdicts": dict(Counter(verdict["status"] for verdict in verdicts)),
+        "trajectories": trajectories,
+    }
 
 
 def _trajectories(store: Store) -> Iterator[dict[str, Any]]:
@@ -90,7 +96,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     found = record(Path(arguments.run))
     lines = ",\n".join(json.dumps(row) for row in found["trajectories"])
-    head = json.dumps({name: found[name] for name in ("run", "measured_verdicts")})
+    head = json.dumps({name: found[name] for name in ("run", "harness", "measured_verdicts")})
     text = f'{head[:-1]},\n"trajectories": [\n{lines}\n]}}\n'
     Path(arguments.json).write_text(text)
     print(f"{len(found['trajectories'])} trajectories, {len(text)} bytes in {arguments.json}")

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,21 +71,57 @@ def test_the_log_quotes_the_gpu_screening() -> None:
     assert f"copy {run['rates_per_s']['copy'] / 1e12:.2f} TB/s" in LOG
 
 
-def test_the_log_quotes_the_gpu_rollouts() -> None:
-    found = json.loads((ROOT / "docs/runs/2026-11-30-h200-rollouts.json").read_text())
+def test_the_log_quotes_the_gpu_run() -> None:
+    found = raw("main-job")
     run = found["run"]
     lost = run["candidates"] - run["kept"]
     assert f"{run['candidates']} candidates = {run['kept']} kept + {lost} rejected" in LOG
+    assert run["settings"]["attempts"] == 1
+    assert f"uninterrupted run: {run['seconds']['total']:.0f} s from its first line" in LOG
     for kind, result in run["results"].items():
         rows = [row for row in found["trajectories"] if row["kind"] == kind]
         right = sum(row["status"] == "correct" for row in rows)
         assert right == result["correct"]
-        assert f"{right} of {result['problems']} correct" in LOG
         eager, compiled = (
             statistics.geometric_mean([row[f"speedup_{side}"][1] for row in rows])
             for side in ("eager", "compile")
         )
-        assert f"geomean {eager:.2f}x eager, {compiled:.2f}x torch.compile" in LOG
+        faster = [result[f"faster_than_{side}"] for side in ("eager", "compile")]
+        assert (
+            f"{right} of {result['problems']} correct; {faster[0]} more than 5 % faster than "
+            f"eager, {faster[1]} than torch.compile too; "
+            f"geomean {eager:.2f}x eager, {compiled:.2f}x torch.compile"
+        ) in LOG
     measured = found["measured_verdicts"]
     assert measured.keys() == {"correct"}
     assert f"| verdicts | {measured['correct']} measured, all correct" in LOG
+
+
+def test_the_log_quotes_what_bounds_the_gpu_run() -> None:
+    now, before = raw("pipeline"), raw("pipeline-before")
+    assert (
+        f"{now['candidates_per_minute']:.1f} candidates, {now['kept_per_minute']:.1f} kept" in LOG
+    )
+    seconds = ", ".join(f"{stage} {value:.0f}" for stage, value in now["stage_s"].items())
+    assert f"| seconds | {seconds};" in LOG
+    shares = f"{now['lease_share']:.0%} of the time; leased or waited for {now['demand_share']:.0%}"
+    assert shares.replace("%", " %") in LOG
+    assert f"({before['total_s']:.0f} s at {before['commit'][:7]}, {before['kept']} kept" in LOG
+    spent = before["worker_seconds"]["rollout"]
+    assert f"{spent['wait to open the device']['seconds']:,.0f} waited at the lock" in LOG
+    assert f"{spent['nvcc']['seconds']:.0f} were nvcc" in LOG
+
+
+def test_the_log_quotes_what_opening_a_device_costs() -> None:
+    found = raw("opening")
+    phases = found["phases"]
+    quiet, made, dying = (phases[n] for n in ("quiet", "contexts are made", "processes die"))
+    assert quiet["device_ms"]["p50"] == made["device_ms"]["p50"] == dying["device_ms"]["p50"]
+    points = (quiet["device_ms"]["p99"] * 1e3, dying["device_ms"]["p99"] * 1e3)
+    assert f"from {points[0]:.1f} to {points[1]:.1f} µs" in LOG
+    assert f"one call in {made['timings']:,} took\n{made['wall_ms']['max']:.0f} ms" in LOG
+    assert f"{max(found['seconds_to_open_together']['12']):.1f} s for twelve" in LOG
+
+
+def raw(name: str) -> dict[str, Any]:
+    return dict(json.loads((ROOT / f"docs/runs/2026-11-30-h200-{name}.json").read_text()))

@@ -29,7 +29,7 @@ def test_rates_and_bound() -> None:
     figures = pipeline.figures_of(record())
     assert figures["candidates_per_minute"] == 15
     assert figures["kept_per_minute"] == 7.5
-    assert figures["bound_by"].startswith("admit, untimed work: 50%")
+    assert figures["bound_by"].startswith("admit, work beside the timings: 50%")
     assert any("admit s" in line and "50%" in line for line in pipeline.table(figures))
 
 
@@ -53,5 +53,11 @@ def test_a_resumed_run_is_no_benchmark() -> None:
 def test_a_finished_run_is_read_and_written_as_json(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(record()))
     file = tmp_path / "figures.json"
+    (tmp_path / ".store").mkdir()
+    (tmp_path / ".store" / "lease.log").write_text(
+        "10.0\t2.0\t3.0\n11.0\t4.0\t0.0\n30.0\t4.0\t0.0\n"
+    )
     assert pipeline.main([f"--run={tmp_path}", f"--json={file}"]) == 0
-    assert json.loads(file.read_text())["kept"] == 15
+    figures = json.loads(file.read_text())
+    assert figures["kept"] == 15
+    assert figures["demand_share"] == 0.1  # from 7 to 15 and from 30 to 34, of 120 s
