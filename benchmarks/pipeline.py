@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipelines.spans import Span, covered
+from pipelines.spans import covered
+from runtime.lease import holds
 
 DEVICE_BOUND = 0.6
 """From this lease share on, more workers cannot help: the device is measuring most of the time."""
@@ -50,10 +51,10 @@ def main(argv: list[str]) -> int:
 
 def _figures(folder: Path) -> dict[str, Any]:
     record = dict(json.loads((folder / "run.json").read_text()))
-    return figures_of(record, lease_spans(folder / ".store" / "lease.log"))
+    return figures_of(record, demand_seconds(folder / ".store" / "lease.log"))
 
 
-def figures_of(record: dict[str, Any], leases: list[Span] | None = None) -> dict[str, Any]:
+def figures_of(record: dict[str, Any], demand_s: float | None = None) -> dict[str, Any]:
     """The figures of a run. Raises ValueError for a resumed one, whose time is not all of it."""
     attempts = record["settings"]["attempts"]
     if attempts != 1:
@@ -78,7 +79,7 @@ def figures_of(record: dict[str, Any], leases: list[Span] | None = None) -> dict
         "kept_per_minute": 60 * record["kept"] / total,
         "stage_s": seconds,
         "lease_share": record["lease_share"],
-        "demand_share": round(covered(leases) / total, 4) if leases else None,
+        "demand_share": None if demand_s is None else round(demand_s / total, 4),
         "bound_by": bound_by(seconds, total, record["lease_share"]),
     }
 
@@ -97,12 +98,12 @@ def bound_by(seconds: dict[str, float], total: float, lease_share: float | None)
     return f"{slowest}, work beside the timings: {share:.0%} of the time"
 
 
-def lease_spans(log: Path) -> list[Span] | None:
-    """From asking for the device alone until leaving it, per hold; None without a log."""
-    if not log.exists():
-        return None
-    rows = [[float(cell) for cell in line.split("\t")] for line in log.read_text().splitlines()]
-    return [(started - waited_s, started + held_s) for started, held_s, waited_s in rows]
+def demand_seconds(log: Path) -> float | None:
+    """Seconds in which a device was held alone or waited for by whoever wants that, the mean over
+    devices; None without a log."""
+    found = holds(str(log))
+    spans = [[(start - waited, start + held) for start, held, waited in f] for f in found.values()]
+    return sum(map(covered, spans)) / len(spans) if spans else None
 
 
 def table(figures: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ import fcntl
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 
 
@@ -43,13 +44,14 @@ class DeviceLease:
     """
 
     def __init__(self, device_id: str, log: str | None = None, folder: str | None = None) -> None:
-        """`log`: a file that gets a line per exclusive hold: start, seconds held and waited."""
+        """`log`: gets a line per exclusive hold: start, seconds held, seconds waited, device."""
         root = folder or os.path.join(tempfile.gettempdir(), f"ops6k-lease-{os.getuid()}")
         os.makedirs(root, mode=0o700, exist_ok=True)
         name = "".join(c if c.isalnum() or c in "-." else "_" for c in device_id)
         self._turnstile = os.path.join(root, f"{name}.turnstile")
         self._room = os.path.join(root, f"{name}.room")
-        self._log = log
+        self._door = os.path.join(root, f"{name}.door")
+        self._log, self._name = log, name
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -71,9 +73,20 @@ class DeviceLease:
         finally:
             os.close(room)
 
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Shared, and one at a time: around the making of a device context.
+
+        The driver makes one after the other anyway, 0.2 s each; sixteen at once would each keep
+        whoever waits to time waiting for seconds. Not beside a timing: the lock the driver holds
+        meanwhile can stop a timed call for a tenth of a second (benchmarks/opening.py).
+        """
+        with _locked(self._door, fcntl.LOCK_EX), self.shared():
+            yield
+
     def _write(self, started: float, held_s: float, waited_s: float) -> None:
         if self._log is not None:
-            line = f"{started:.6f}\t{held_s:.6f}\t{waited_s:.6f}\n".encode()
+            line = f"{started:.6f}\t{held_s:.6f}\t{waited_s:.6f}\t{self._name}\n".encode()
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 os.write(log, line)  # one write of a short line: appends do not interleave
@@ -91,11 +104,19 @@ def _locked(path: str, mode: int) -> Iterator[None]:
         os.close(handle)
 
 
+def holds(log: str, since: float = 0.0) -> dict[str, list[tuple[float, float, float]]]:
+    """By device, its exclusive holds since a moment (seconds since the epoch): when each started,
+    seconds held, seconds waited before."""
+    found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    with contextlib.suppress(FileNotFoundError), open(log) as file:
+        for line in file:
+            started, held_s, waited_s, device = line.rstrip("\n").split("\t")
+            if float(started) >= since:
+                found[device].append((float(started), float(held_s), float(waited_s)))
+    return found
+
+
 def held_seconds(log: str, since: float = 0.0) -> float:
-    """Seconds of exclusive lease recorded in `log` since a moment (seconds since the epoch)."""
-    try:
-        with open(log) as file:
-            rows = [line.split("\t") for line in file]
-    except FileNotFoundError:
-        return 0.0
-    return sum(float(row[1]) for row in rows if len(row) == 3 and float(row[0]) >= since)
+    """Seconds of exclusive lease a device since a moment, the mean over the devices in `log`."""
+    found = holds(log, since)
+    return sum(held_s for rows in found.values() for _, held_s, _ in rows) / max(1, len(found))

@@ -54,10 +54,10 @@ def test_a_finished_run_is_read_and_written_as_json(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(record()))
     file = tmp_path / "figures.json"
     (tmp_path / ".store").mkdir()
-    (tmp_path / ".store" / "lease.log").write_text(
-        "10.0\t2.0\t3.0\n11.0\t4.0\t0.0\n30.0\t4.0\t0.0\n"
-    )
+    lines = ("10.0\t2.0\t3.0\ta", "11.0\t4.0\t0.0\ta", "30.0\t4.0\t0.0\ta", "9.0\t4.0\t2.0\tb")
+    (tmp_path / ".store" / "lease.log").write_text("\n".join(lines) + "\n")
     assert pipeline.main([f"--run={tmp_path}", f"--json={file}"]) == 0
     figures = json.loads(file.read_text())
     assert figures["kept"] == 15
-    assert figures["demand_share"] == 0.1  # from 7 to 15 and from 30 to 34, of 120 s
+    # Device a from 7 to 15 and from 30 to 34, device b from 7 to 13: 9 s a device, of 120.
+    assert figures["demand_share"] == 0.075

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lease import DeviceLease, held_seconds, physical_name
+from runtime.lease import DeviceLease, held_seconds, holds, physical_name
 
 HOLD = """
 import sys, time
@@ -100,6 +100,21 @@ def test_the_log_adds_up(tmp_path: Path) -> None:
     assert 0.1 <= held_seconds(str(log)) < 5
     assert held_seconds(str(log), since=time.time()) == 0
     assert held_seconds(str(tmp_path / "none")) == 0
+    with open(log, "a") as file:  # a second device: seconds are a device's, not their sum
+        file.write(f"{time.time():.6f}\t9.0\t0.0\tother\n")
+    assert 4.55 <= held_seconds(str(log)) < 7
+    assert [len(rows) for rows in holds(str(log)).values()] == [2, 1]
+
+
+def test_devices_are_opened_one_at_a_time_beside_shared_work(tmp_path: Path) -> None:
+    lease = DeviceLease("dev", folder=str(tmp_path))
+    holder = _holder(tmp_path, "opening", 60)
+    assert not _free(lease, "opening", 0.3)
+    assert _free(lease, "shared", 10)
+    assert not _free(lease, "exclusive", 0.3)
+    holder.kill()
+    holder.wait()
+    assert _free(lease, "opening", 10)
 
 
 def test_timings_that_wait_together_go_in_one_go(tmp_path: Path) -> None:

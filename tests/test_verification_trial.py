@@ -96,3 +96,36 @@ def test_a_rehearsal_must_take_time(reply: Any) -> None:
     with pytest.raises(Refusal, match="not a time") as refusal:
         trial.calibrate()
     assert refusal.value.status is VerdictStatus.INTEGRITY
+
+
+class Timed(Side):
+    """A solution whose calls take 1 ms, 2 ms, 3 ms, ... by its own clock."""
+
+    calls = 0
+    after_copy: tuple[float, ...] = ()
+    copied = False
+
+    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+        if method == "call":
+            self.calls += 1
+            self.after_copy += (float(self.calls),) if self.copied else ()
+            self.copied = False
+        self.copied |= method == "keep"
+        return {"ms": float(self.calls)}
+
+
+@pytest.mark.parametrize("calls", [1, 2, 6])
+def test_the_call_after_a_copy_is_not_timed(calls: int) -> None:
+    """It asks the driver for the memory that the copy has taken."""
+    solution = Timed("solution", {})
+    trial = Trial(
+        cast(Any, Machine(Target.CPU)), cast(Any, Side("reference", 1)), cast(Any, solution), 0
+    )
+    trial._eager_ms = 1e6  # nothing is slow against it
+    timed: list[float] = []
+    for _ in range(20):  # which call is copied is drawn
+        samples = trial._time_solution(calls, keep=True)
+        assert len(samples) == calls
+        timed += samples
+    assert len(solution.after_copy) == 20
+    assert not set(timed) & set(solution.after_copy)
