@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_agent.policy import Unsupported
-from runtime.sandbox import RemoteError
+from runtime.sandbox import WorkerError
 from schemas.codec import content_id, content_key
 from schemas.records import Problem
 from verification.machine import Machine
@@ -23,8 +23,8 @@ def trace(problem: Problem, machine: Machine) -> dict[str, Any]:
             worker = machine.spawn("kernel_agent.tracing:handlers", "reference", code=problem.code)
             try:
                 found = worker.call("trace", machine.timeout_s)
-            except RemoteError as error:
-                raise Unsupported(f"tracing failed: {error}"[:500]) from error
+            except WorkerError as error:  # also one that hung or was killed
+                raise Unsupported(f"tracing failed: {error.kind}: {error}"[:500]) from error
             finally:
                 worker.close()
         machine.store.put("graphs", key, found)

@@ -14,7 +14,7 @@ from schemas.codec import from_json, to_json
 from schemas.records import Admission, Solution, Verdict, VerdictStatus
 from tests import samples
 from verification.admission import admit
-from verification.judge import Judge, _out_of_memory
+from verification.judge import Judge, _no_room
 from verification.machine import Machine
 
 
@@ -63,11 +63,16 @@ def test_a_fast_solution_is_called_as_often_as_the_baselines(judge: Judge) -> No
     assert baseline // 2 < timed <= baseline  # a round may be cut short by a busy machine
 
 
-def test_a_slow_solution_is_checked_on_a_timed_call_too(judge: Judge) -> None:
+@pytest.mark.parametrize(("effort", "rounds"), [("reward", 3), ("publish", 20)])
+def test_a_slow_solution_is_checked_on_a_timed_call_too(
+    judge: Judge, effort: str, rounds: int
+) -> None:
+    """And not watched for longer than it takes to see that, unless its time is to be published."""
     slow = changed("return out", "import time\n        time.sleep(0.05)\n        return out")
-    verdict = judge.verify(slow)
+    verdict = judge.verify(slow, effort)
     assert verdict.solution is not None, verdict.reason
-    assert len(verdict.solution.samples_ms) == 3  # one call in each of the first three rounds
+    assert verdict.effort == effort
+    assert len(verdict.solution.samples_ms) == rounds  # one call in each
     assert "timed" in [check.name for check in verdict.checks]
 
 
@@ -232,7 +237,7 @@ def test_a_reference_without_room_is_a_reason_to_wait_too(judge: Judge) -> None:
         (VerdictStatus.TIMEOUT, "run: out_of_memory:", False),
     ):
         failed = dataclasses.replace(verdict, status=status, reason=reason)
-        assert _out_of_memory(failed) is again
+        assert _no_room(failed) is again
 
 
 def test_the_reference_is_not_in_the_solutions_process(judge: Judge) -> None:

@@ -18,6 +18,7 @@ from schemas.records import Admission, AdmitReason, Problem, Target
 from verification.judge import harness_hash, open_reference
 from verification.machine import Machine
 from verification.roofline import roofline_ms
+from verification.room import NoRoom, was_full, with_room
 from verification.trial import fresh_seed
 
 EAGER_BAND_MS = {Target.CPU: (1.0, 100.0), Target.CUDA: (1.0, 100.0)}
@@ -44,19 +45,27 @@ def admit(
     """Screen a problem; from the store if this harness has screened it on this device before.
 
     `signature` makes the n-grams of an operator graph; `declared` are the call names the problem
-    says it makes, in any order.
+    says it makes, in any order. Raises NoRoom when a GPU stays full of others' memory.
     """
     key = content_key(harness_hash(), problem.problem_id, sorted(declared), machine.environment)
     found = machine.recall("admissions", key)
     if found is not None:
         return from_json(Admission, found)
-    admission = machine.with_room(
-        lambda: _screen(problem, machine, signature, declared),
-        lambda screened: screened.reason is AdmitReason.OUT_OF_MEMORY,
+    admission = with_room(
+        lambda: _screen(problem, machine, signature, declared), _no_room, machine.room_pauses_s
     )
+    if machine.room_pauses_s and _no_room(admission):
+        raise NoRoom(
+            f"{machine.device} was full {len(machine.room_pauses_s) + 1} times, lower "
+            f"--num_workers_local or --device_memory_gib: {admission.detail}"
+        )
     limited = admission.reason in (AdmitReason.TIMEOUT, AdmitReason.OUT_OF_MEMORY)
     machine.remember("admissions", key, to_json(admission), limited)
     return admission
+
+
+def _no_room(admission: Admission) -> bool:
+    return admission.reason is AdmitReason.OUT_OF_MEMORY and was_full(admission.detail)
 
 
 def _screen(

@@ -24,6 +24,8 @@ from schemas.codec import content_key
 from schemas.records import Solution, Target
 from verification.toolchain import Toolchain
 
+LIBRARY = "solution.so"
+
 
 class BuildError(Exception):
     """The compiler refused; the message is its output."""
@@ -44,13 +46,19 @@ class Build:
 
 
 def build(
-    solution: Solution, target: Target, toolchain: Toolchain, cache: Path, timeout_s: float
+    solution: Solution,
+    target: Target,
+    toolchain: Toolchain,
+    cache: Path,
+    timeout_s: float,
+    memory_gib: float = 16.0,
 ) -> Build:
     """Compile and link everything under `kernels/` into one shared library.
 
-    Raises BuildTimeout after `timeout_s`, else BuildError with the compiler's output. Safe under
-    concurrent use: a build happens in a folder of its own, which is renamed into place when it is
-    whole.
+    Raises BuildTimeout after `timeout_s`, else BuildError with the compiler's output; `memory_gib`
+    is the address space each of its processes may have. Safe under concurrent use: a build happens
+    in a folder of its own, which is renamed into place when it is whole, and nothing that is in
+    place is ever removed.
     """
     sources = {f.path: f.text for f in solution.files if f.path.startswith("kernels/")}
     compiled = [path for path in sources if path.endswith(toolchain.suffixes)]
@@ -58,9 +66,9 @@ def build(
         raise BuildError(f"expected kernels/*{toolchain.suffixes[0]}, got {sorted(sources)}")
     key = content_key(sources, target, toolchain)
     final = cache / key
-    if not (final / "solution.so").exists():
-        return _build_into(final, sources, compiled, toolchain, timeout_s)
-    return Build(library=final / "solution.so", binary_hash=_hash(final), build_s=0.0, cached=True)
+    if not (final / LIBRARY).exists():
+        return _build_into(final, sources, compiled, toolchain, (timeout_s, memory_gib))
+    return Build(library=final / LIBRARY, binary_hash=_hash(final), build_s=0.0, cached=True)
 
 
 def _build_into(
@@ -68,7 +76,7 @@ def _build_into(
     sources: dict[str, str],
     compiled: list[str],
     toolchain: Toolchain,
-    timeout_s: float,
+    limits: tuple[float, float],
 ) -> Build:
     work = final.with_name(f"{final.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -78,20 +86,16 @@ def _build_into(
             file.write_text(text)
         (work / "build.ninja").write_text(_graph(compiled, toolchain))
         started = time.perf_counter()
-        _run_ninja(work, timeout_s)
+        _run_ninja(work, *limits)
         build_s = time.perf_counter() - started
-        if not (final / "solution.so").exists():
-            shutil.rmtree(final, ignore_errors=True)
-            try:
-                os.rename(work, final)
-            except OSError:  # another process finished the same build first
-                if not (final / "solution.so").exists():
-                    raise
+        try:
+            os.rename(work, final)
+        except OSError:  # it is there: from another process, or emptied by somebody
+            if not (final / LIBRARY).exists():
+                os.replace(work / LIBRARY, final / LIBRARY)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Build(
-        library=final / "solution.so", binary_hash=_hash(final), build_s=build_s, cached=False
-    )
+    return Build(library=final / LIBRARY, binary_hash=_hash(final), build_s=build_s, cached=False)
 
 
 def _graph(compiled: list[str], toolchain: Toolchain) -> str:
@@ -103,12 +107,15 @@ def _graph(compiled: list[str], toolchain: Toolchain) -> str:
     for path in sorted(compiled):
         objects.append(f"{path}.o")
         lines.append(f"build {path}.o: compile {path}")
-    lines.append(f"build solution.so: link {' '.join(objects)}")
+    lines.append(f"build {LIBRARY}: link {' '.join(objects)}")
     return "\n".join(lines) + "\n"
 
 
-def _run_ninja(work: Path, timeout_s: float) -> None:
-    command = [str(Path(BIN_DIR) / "ninja"), "-C", str(work), "--quiet"]
+def _run_ninja(work: Path, timeout_s: float, memory_gib: float) -> None:
+    # A shell, because Python code between fork and exec can hang in a process with threads.
+    limited = f'ulimit -v {int(memory_gib * 2**20)} && exec "$0" "$@"'
+    ninja = [str(Path(BIN_DIR) / "ninja"), "-C", str(work), "--quiet"]
+    command = ["sh", "-c", limited, *ninja]
     done = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -134,4 +141,4 @@ def _safe(path: str) -> Path:
 
 
 def _hash(folder: Path) -> str:
-    return hashlib.sha256((folder / "solution.so").read_bytes()).hexdigest()[:16]
+    return hashlib.sha256((folder / LIBRARY).read_bytes()).hexdigest()[:16]

@@ -38,6 +38,7 @@ from verification import timing
 from verification.build import Build, BuildError, BuildTimeout
 from verification.inputs import without_model
 from verification.machine import Machine
+from verification.room import was_full, with_room
 from verification.trial import Refusal, Trial, fresh_seed
 
 TIMING_ATTEMPTS = 3
@@ -87,7 +88,9 @@ class Judge:
         found = self._machine.recall("verdicts", key)
         if found is not None:
             return from_json(Verdict, found)
-        verdict = self._machine.with_room(lambda: self._measure(solution, effort), _out_of_memory)
+        verdict = with_room(
+            lambda: self._measure(solution, effort), _no_room, self._machine.room_pauses_s
+        )
         if verdict.status is not VerdictStatus.REFERENCE_ERROR:
             limited = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.OUT_OF_MEMORY)
             self._machine.remember("verdicts", key, to_json(verdict), limited)
@@ -108,6 +111,8 @@ class Judge:
             return record.refused(VerdictStatus.BUILD_ERROR, str(error))
         except Refusal as error:
             self._renew_mail = True
+            if error.status is VerdictStatus.OUT_OF_MEMORY:
+                self.close()  # what the reference holds is somebody's room
             return record.refused(error.status, error.reason)
         except WorkerError as error:
             self.close()
@@ -284,12 +289,12 @@ def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker
     return worker
 
 
-def _out_of_memory(verdict: Verdict) -> bool:
+def _no_room(verdict: Verdict) -> bool:
     """On either side."""
-    ours = f"{WorkerOutOfMemory.kind}:"
-    return verdict.status is VerdictStatus.OUT_OF_MEMORY or (
-        verdict.status is VerdictStatus.REFERENCE_ERROR and verdict.reason.startswith(ours)
-    )
+    ours = verdict.status is VerdictStatus.REFERENCE_ERROR
+    theirs = verdict.status is VerdictStatus.OUT_OF_MEMORY
+    full = theirs or (ours and verdict.reason.startswith(f"{WorkerOutOfMemory.kind}:"))
+    return full and was_full(verdict.reason)
 
 
 def _built(record: _Draft) -> Build:

@@ -7,30 +7,28 @@ import functools
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from runtime.lease import DeviceLease, physical_name
-from runtime.sandbox import Limits, Worker, Zygote
+from runtime.sandbox import Limits, ParentGone, Worker, Zygote
 from runtime.store import Store
 from schemas.codec import content_key, from_json
 from schemas.records import Environment, Isolation, Solution, Target
 from verification.build import Build, build
+from verification.room import PAUSES_S
 from verification.toolchain import Toolchain, toolchain
-
-T = TypeVar("T")
 
 WORKERS = ("verification.reference_worker", "verification.solution_worker")
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 16 << 30
 DYING_S = 5.0
-ROOM_PAUSES_S = (5.0, 10.0)
-"""Before a GPU that was out of memory is asked again."""
+ADDRESSES_GIB = 8.0
+"""Address space beyond the memory a process may use: libraries, thread stacks."""
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """glibc keeps freed blocks instead of handing them back to the system, for every side alike. By
 default a CPU baseline pays for fresh pages on every call: 4.5 ms instead of 0.9 ms for two
@@ -74,9 +72,10 @@ class Machine:
         self.cache = Path(settings.cache)
         self.builds = self.cache / "builds"
         self.builds.mkdir(parents=True, exist_ok=True)
-        space = settings.memory_limit_gib + 8.0 if self.target is Target.CPU else None
+        space = settings.memory_limit_gib + ADDRESSES_GIB if self.target is Target.CPU else None
         self.limits = Limits(memory_gib=settings.memory_limit_gib, address_space_gib=space)
-        self.room_pauses_s = () if self.target is Target.CPU else ROOM_PAUSES_S
+        # On a CPU each process has a limit of its own, and whoever reaches it does so again.
+        self.room_pauses_s = () if self.target is Target.CPU else PAUSES_S
         self._scratch_root = _scratch_root()
         self._zygote: Zygote | None = None
         self._public: Path | None = None
@@ -84,7 +83,9 @@ class Machine:
     @functools.cached_property
     def _probed(self) -> dict[str, Any]:
         """What a worker sees; the first thing asked of the warm parent."""
-        return self._probe("environment")
+        _ = self.zygote  # before the lease, which it may need itself
+        with self.lease.opening():
+            return self._probe("environment")
 
     def _probe(self, method: str) -> dict[str, Any]:
         worker = self.spawn("verification.probe:handlers", "solution")
@@ -148,35 +149,25 @@ class Machine:
             return bool(reference.call("compile", 2 * self.timeout_s)["cached"])
 
     def open(self, worker: Worker) -> dict[str, Any]:
-        """Have a fresh worker open the device, before anything foreign is loaded.
-
-        Beside a timing too, which a context in the making does not disturb: benchmarks/opening.py.
-        """
-        return worker.call("open", self.timeout_s)
+        """Have a fresh worker open the device, before anything foreign is loaded."""
+        with self.lease.opening():
+            return worker.call("open", self.timeout_s)
 
     def end(self, worker: Worker) -> None:
         """Kill a worker; its memory goes back while nobody is timed."""
         with self.lease.shared():
             worker.close(wait_s=DYING_S)
 
-    def with_room(self, measure: Callable[[], T], out_of_memory: Callable[[T], bool]) -> T:
-        """Measure, and again after a pause when memory ran out.
-
-        A GPU's memory is shared: a neighbour may have had it. On a CPU each process has a limit
-        of its own, and whoever reaches it does so again.
-        """
-        for pause_s in self.room_pauses_s:
-            result = measure()
-            if not out_of_memory(result):
-                return result
-            time.sleep(pause_s)
-        return measure()
-
     def build(self, solution: Solution) -> Build:
         """The solution's library, within three steps' worth of time. Raises BuildError."""
         with self.building():
             return build(
-                solution, self.target, self.toolchain, self.builds, timeout_s=3 * self.timeout_s
+                solution,
+                self.target,
+                self.toolchain,
+                self.builds,
+                timeout_s=3 * self.timeout_s,
+                memory_gib=self.settings.memory_limit_gib + ADDRESSES_GIB,
             )
 
     @contextlib.contextmanager
@@ -207,7 +198,15 @@ class Machine:
         }
 
     def spawn(self, entry: str, role: str, **config: Any) -> Worker:
-        return self.zygote.spawn(entry, self.config(**config), self.limits, role)
+        """Fork a worker; from a new parent of our own when the warm one was killed, which costs the
+        work that was under way and no more."""
+        try:
+            return self.zygote.spawn(entry, self.config(**config), self.limits, role)
+        except ParentGone:
+            if self._zygote is not None:
+                self._zygote.close()
+            self._zygote = start_zygote(self.cache, self.target)
+            return self._zygote.spawn(entry, self.config(**config), self.limits, role)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

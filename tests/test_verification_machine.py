@@ -1,0 +1,94 @@
+"""What a machine survives: builds that race, compilers that eat memory, a parent that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kernel_agent import tracing
+from kernel_agent.policy import Unsupported
+from runtime.sandbox import Zygote
+from schemas.records import Target
+from tests import factories, samples
+from verification import build as building
+from verification import machine as machines
+from verification.build import BuildError, build
+from verification.machine import Machine, MachineSettings
+from verification.toolchain import toolchain
+
+ENTRY = "tests.sandbox_entry:handlers"
+
+
+def _build(cache: Path, memory_gib: float = 16.0) -> building.Build:
+    return build(samples.solution(), Target.CPU, toolchain(Target.CPU), cache, 120.0, memory_gib)
+
+
+def test_a_build_that_another_finishes_first_is_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library may be in use already: by hash, by copy, by a process that has it loaded."""
+    run_ninja = building._run_ninja
+    theirs: list[os.stat_result] = []
+
+    def overtaken(work: Path, timeout_s: float, memory_gib: float) -> None:
+        monkeypatch.setattr(building, "_run_ninja", run_ninja)
+        theirs.append(os.stat(_build(tmp_path).library))
+        run_ninja(work, timeout_s, memory_gib)
+
+    monkeypatch.setattr(building, "_run_ninja", overtaken)
+    found = os.stat(_build(tmp_path).library)
+    assert (found.st_ino, found.st_mtime_ns) == (theirs[0].st_ino, theirs[0].st_mtime_ns)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_emptied_build_is_made_again(tmp_path: Path) -> None:
+    library = _build(tmp_path).library
+    library.unlink()
+    again = _build(tmp_path)
+    assert not again.cached
+    assert again.library == library
+    assert library.exists()
+
+
+def test_a_compiler_has_limited_memory(tmp_path: Path) -> None:
+    with pytest.raises(BuildError):
+        _build(tmp_path, memory_gib=0.02)
+    assert not list(tmp_path.iterdir())
+    assert not _build(tmp_path).cached
+
+
+@pytest.mark.parametrize("how", ["import time; time.sleep(60)", "import os; os._exit(3)"])
+def test_a_problem_that_cannot_be_traced_is_one_the_policy_cannot_handle(
+    cpu_machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(cpu_machine, "timeout_s", 1.0)
+    with pytest.raises(Unsupported, match=r"tracing failed: (timeout|crash)"):
+        tracing.trace(factories.problem(code=how), cpu_machine)
+
+
+def test_a_killed_parent_costs_the_work_that_was_under_way_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "start_zygote", lambda *_: Zygote.start(warm=False))
+    shared = Zygote.start(warm=False)
+    machine = Machine(
+        MachineSettings(
+            target=Target.CPU,
+            device="cpu",
+            store=str(tmp_path / "store"),
+            cache=str(tmp_path / "cache"),
+            zygote=shared.address,
+        )
+    )
+    worker = machine.spawn(ENTRY, "solution")
+    assert worker.call("ping", 30) == 1
+    os.kill(psutil.Process(worker.pid).ppid(), signal.SIGKILL)
+    for _ in range(2):
+        assert machine.spawn(ENTRY, "solution").call("ping", 30) == 1
+    assert machine.zygote.address != shared.address
+    machine.close()
+    shared.close()
