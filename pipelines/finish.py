@@ -16,10 +16,10 @@ from typing import Any
 from pipelines import output
 from pipelines.options import RunConfig
 from pipelines.spans import seconds_per_stage
-from pipelines.workshop import local_path, machine
+from pipelines.workshop import local_path, machine, store
 from runtime.lease import held_seconds
 from schemas.codec import from_json
-from schemas.records import Environment, Rejection, TrajectoryKind
+from schemas.records import Admission, Environment, Rejection, TrajectoryKind
 from training_export import finish as export
 from training_export import read, run_record, shards
 
@@ -81,7 +81,7 @@ def _device(config: RunConfig, kept: Sequence[dict[str, Any]]) -> Environment:
     """Where the run measured. This stage may run on another machine, so the records say it."""
     if kept:
         first = min(kept, key=lambda item: item["index"])
-        return from_json(Environment, first["admission"]["environment"])
+        return from_json(Admission, store(config).get("admitted", first["admission"])).environment
     return machine(config).environment
 
 

@@ -20,6 +20,7 @@ from schemas.records import SCHEMA_VERSION, Target
 from training_export.shards import atomic_file, begin
 
 MARKER = ".ops6k"
+STORE = ".store"
 COMMAND = ("python", "-m", "pipelines.ops6k")
 
 
@@ -100,6 +101,7 @@ def _check_folder(config: RunConfig, target: Target, filesystem: Any, root: str)
         raise UsageError(f"--output={config.output} is a file, expected a folder")
     if not filesystem.exists(f"{root}/{MARKER}"):
         names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(root, False))
+        names = [name for name in names if not _left_by_a_claim(name)]
         if names:
             raise UsageError(
                 f"--output={config.output} holds something else ({', '.join(names[:3])}"
@@ -108,6 +110,11 @@ def _check_folder(config: RunConfig, target: Target, filesystem: Any, root: str)
         return False
     _check_same(config.output, read(config)["settings"], identity(config, target))
     return True
+
+
+def _left_by_a_claim(name: str) -> bool:
+    """What a run that was killed before it had written its marker leaves."""
+    return name == STORE or name.startswith(f".{MARKER}.")
 
 
 def _check_same(output: str, old: dict[str, Any], new: dict[str, Any]) -> None:

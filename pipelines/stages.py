@@ -1,7 +1,7 @@
 """The stages as plain functions: they join the rooms with the store, and know nothing of Beam.
 
     compose      index                  -> item with problem_id, and the Problem in the store
-    admit        item                   -> item with its Admission
+    admit        item                   -> item with the store key of its Admission
     deduplicate  every admitted item    -> items with their Neighbour
     rollout      item                   -> item with the store keys of its trajectories
     rows         item                   -> item with the files its rows go to
@@ -83,7 +83,9 @@ def admit(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
     with _span(config, "admit"):
         admission = screen(problem, machine(config), signature, _declared(problem))
     if admission.reason is None:
-        yield item | {"admission": to_json(admission)}
+        key = content_key("admitted", admission)
+        store(config).put("admitted", key, to_json(admission))
+        yield item | {"admission": key}
     else:
         yield Rejection(
             stage=RejectStage.ADMIT,
@@ -98,7 +100,7 @@ def deduplicate(config: RunConfig, items: Iterable[Item]) -> Iterator[Item | Rej
     """Decontaminate and deduplicate the whole run. What it decides does not depend on arrival."""
     ordered = sorted(items, key=lambda item: item["index"])
     with _span(config, "dedup"):
-        found = [Row.of(_admission(item), item["index"]) for item in ordered]
+        found = [Row.of(_admission(config, item), item["index"]) for item in ordered]
         matched, contaminated = decontaminate(found, load_index())
         neighbours, duplicates = deduplicate_rows(matched)
     yield from contaminated
@@ -118,7 +120,7 @@ def rollout(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
         with _span(config, "rollout"):
             keys = agent_rollout(
                 _problem(config, item),
-                _admission(item),
+                _admission(config, item),
                 policy_named(config.policy, machine(config)),
                 machine(config),
             )
@@ -175,7 +177,7 @@ def write_shard(
 
 def _placed(config: RunConfig, item: Item) -> tuple[list[export_rows.Placed], list[Rejection]]:
     """Every row of a problem, and what configs refused. A bug in building rows is a refusal too."""
-    problem, admission = _problem(config, item), _admission(item)
+    problem, admission = _problem(config, item), _admission(config, item)
     neighbour = from_json(Neighbour, item["neighbour"])
     settings = ExportSettings(
         tools=json.dumps(TOOLS),
@@ -234,8 +236,8 @@ def _declared(problem: Problem) -> list[str]:
     return [call for op in problem.ops for call in calls[op]]
 
 
-def _admission(item: Item) -> Admission:
-    return from_json(Admission, item["admission"])
+def _admission(config: RunConfig, item: Item) -> Admission:
+    return from_json(Admission, store(config).get("admitted", item["admission"]))
 
 
 def _ids(item: Item) -> dict[str, Any]:

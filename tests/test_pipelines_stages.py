@@ -207,13 +207,27 @@ def test_equal_texts_keep_the_first_index_whatever_the_order(tmp_path: Path) -> 
     items = [
         {"index": index, "problem_id": "p" * 16, "candidate": str(index)} for index in (9, 2, 5)
     ]
-    results = list(
-        stages.deduplicate(config, [item | {"admission": to_json(admission)} for item in items])
-    )
+    Store(config.store_root).put("admitted", "a" * 16, to_json(admission))
+    results = list(stages.deduplicate(config, [item | {"admission": "a" * 16} for item in items]))
     (kept,) = (item for item in results if isinstance(item, dict))
     assert (kept["index"], kept["candidate"]) == (2, "2")
     lost = {row.index: row.reason for row in results if isinstance(row, Rejection)}
     assert lost == {9: "exact_copy", 5: "exact_copy"}
+
+
+def test_what_travels_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records stay in the store: a shuffle has ids and keys, whatever a problem is like."""
+    config = RunConfig(output=str(tmp_path), target="cpu", num_problems=N)
+    bench = FakeBench(Store(config.store_root))
+    monkeypatch.setattr(stages, "screen", bench.screen)
+    monkeypatch.setattr(stages, "machine", lambda config: None)
+    composed = [item for index in range(8) for item in stages.compose(config, index)]
+    items = [item for item in composed if isinstance(item, dict)]
+    admitted = [item for one in items for item in stages.admit(config, one)]
+    kept = [item for item in admitted if isinstance(item, dict)]
+    unique = [item for item in stages.deduplicate(config, kept) if isinstance(item, dict)]
+    assert unique
+    assert all(len(json.dumps(item)) < 1000 for item in (*items, *kept, *unique))
 
 
 def test_a_bug_in_building_rows_is_refused_by_the_configs_it_hits(
