@@ -98,16 +98,14 @@ def test_the_log_quotes_the_gpu_run() -> None:
 
 
 def test_the_log_quotes_what_bounds_the_gpu_run() -> None:
-    now, before = raw("pipeline"), raw("pipeline-before")
-    assert (
-        f"{now['candidates_per_minute']:.1f} candidates, {now['kept_per_minute']:.1f} kept" in LOG
-    )
-    seconds = ", ".join(f"{stage} {value:.0f}" for stage, value in now["stage_s"].items())
+    found = raw("pipeline")
+    rates = (found["candidates_per_minute"], found["kept_per_minute"])
+    assert f"| problems a minute | {rates[0]:.1f} candidates, {rates[1]:.1f} kept |" in LOG
+    seconds = ", ".join(f"{stage} {value:.0f}" for stage, value in found["stage_s"].items())
     assert f"| seconds | {seconds};" in LOG
-    shares = f"{now['lease_share']:.0%} of the time; leased or waited for {now['demand_share']:.0%}"
-    assert shares.replace("%", " %") in LOG
-    assert f"({before['total_s']:.0f} s at {before['commit'][:7]}, {before['kept']} kept" in LOG
-    spent = before["worker_seconds"]["rollout"]
+    shares = [f"{100 * found[f'{name}_share']:.0f} %" for name in ("lease", "demand")]
+    assert f"{shares[0]} of the time; leased or waited for {shares[1]}" in LOG
+    spent = found["worker_seconds"]["rollout"]
     assert f"{spent['wait to open the device']['seconds']:,.0f} waited at the lock" in LOG
     assert f"{spent['nvcc']['seconds']:.0f} were nvcc" in LOG
 
@@ -119,8 +117,16 @@ def test_the_log_quotes_what_opening_a_device_costs() -> None:
     assert quiet["device_ms"]["p50"] == made["device_ms"]["p50"] == dying["device_ms"]["p50"]
     points = (quiet["device_ms"]["p99"] * 1e3, dying["device_ms"]["p99"] * 1e3)
     assert f"from {points[0]:.1f} to {points[1]:.1f} µs" in LOG
-    assert f"one call in {made['timings']:,} took\n{made['wall_ms']['max']:.0f} ms" in LOG
+    assert f"{made['timings']:,} took {made['wall_ms']['max']:.0f} ms" in LOG
     assert f"{max(found['seconds_to_open_together']['12']):.1f} s for twelve" in LOG
+    beside, under = (
+        found["main_job"][name]["samples"]["solution"]
+        for name in ("opened_beside_timings", "opened_under_the_lease")
+    )
+    assert (
+        f"{beside['beyond_twice_the_median']} of\n{beside['samples']:,} are beyond twice their "
+        f"median, against {under['beyond_twice_the_median']} of {under['samples']:,};"
+    ) in LOG
 
 
 def raw(name: str) -> dict[str, Any]:
