@@ -89,6 +89,13 @@ PLANTED = {
                                   AdmitReason.INSENSITIVE_PARAMETER),
     "an operator that does nothing": ("return F.relu(F.relu(x * self.weight + y)) + x * y",
                                       AdmitReason.INSENSITIVE_OPERATOR),
+    "a call on a list that does nothing": ("return F.gelu(torch.cat([x * self.weight + y]))",
+                                           AdmitReason.INSENSITIVE_OPERATOR),
+    "a call with two results that does nothing": (
+        "z = torch.sort(x * self.weight + y, dim=1).values; "
+        "return F.gelu(torch.cummax(z, dim=1).values)",
+        AdmitReason.INSENSITIVE_OPERATOR,
+    ),
     "other ops than declared": ("return F.relu(x * self.weight + y)", AdmitReason.DECLARED_OPS),
     "it exhausts memory": ("z = torch.ones(1 << 36); " + HONEST,
                            AdmitReason.OUT_OF_MEMORY),
@@ -103,6 +110,22 @@ def test_each_fault_has_its_reason(cpu_machine: Machine, name: str) -> None:
     assert found.reason is reason, f"{found.reason}: {found.detail}"
     assert found.detail
     assert found.eager_ms is None
+
+
+TWINS = {  # the first two of planted faults; a split only moves data, so it need not do anything
+    "a call on a list": ("return F.gelu(torch.cat([x * self.weight, y]))", "mul cat gelu"),
+    "a call with two results": ("return F.gelu(torch.cummax(x * self.weight + y, dim=1).values)",
+                                "mul add cummax gelu"),
+    "a split": ("z, = torch.split(x * self.weight + y, 512, dim=1); return F.gelu(z)",
+                "mul add split gelu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_an_operator_that_matters_is_admitted(cpu_machine: Machine, name: str) -> None:
+    forward, declared = TWINS[name]
+    found = screened(cpu_machine, forward, LARGE, declared)
+    assert found.reason is None, f"{found.reason}: {found.detail}"
 
 
 def test_inputs_without_randomness(cpu_machine: Machine) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.operator_names import LAYOUT, NOT_OPERATORS, call_name
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Finding = tuple[AdmitReason, str]
 SAMPLE_SIZE = 1 << 16
+SPLITS = frozenset({"split", "hsplit", "vsplit", "dsplit", "meshgrid", "broadcast_tensors"})
+"""Calls with several results that only move data."""
 MAX_EAGER_ERROR = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Eager's largest error against fp64, of the output's scale, beyond which nothing can be judged."""
 
@@ -190,9 +193,12 @@ def _moves_with_operators(
 
 
 class _Ablation(TorchFunctionMode):
-    """Leaves out one call: its result becomes its first fitting argument, or its own mean.
+    """Leaves out one call: each floating-point tensor of its result becomes the first fitting
+    argument, or its own mean.
 
-    Calls that only move data (views, casts) are not counted.
+    Tensors in lists and named tuples count like any other. Calls that only move data (views,
+    casts, splits) are not counted. Not covered: integer results, such as the indices of a sort,
+    stay as they are.
     """
 
     def __init__(self, drop: int | None) -> None:
@@ -205,24 +211,30 @@ class _Ablation(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = call_name(getattr(func, "__name__", ""))
+        given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
         counted = (
-            isinstance(result, torch.Tensor)
-            and result.is_floating_point()
-            and name not in LAYOUT | NOT_OPERATORS
-            and any(isinstance(a, torch.Tensor) for a in args)
+            given
+            and any(_floating(value) for value in tree_leaves(result))
+            and name not in LAYOUT | NOT_OPERATORS | SPLITS
             and not name.startswith("get")
         )
         if not counted:
             return result
         self.names.append(name)
-        return self._without(result, args) if len(self.names) - 1 == self._drop else result
+        if len(self.names) - 1 != self._drop:
+            return result
+        return tree_map(lambda v: self._without(v, given) if _floating(v) else v, result)
 
     @staticmethod
-    def _without(result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
-        for value in args:
-            if isinstance(value, torch.Tensor) and value.shape == result.shape:
+    def _without(result: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+        for value in given:
+            if value.shape == result.shape:
                 return value.to(result.dtype)
         return torch.full_like(result, result.double().mean().item())
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def check_compiled(reference: Reference) -> dict[str, Any]:
