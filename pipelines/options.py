@@ -1,8 +1,8 @@
 """The settings of a run: one dataclass, its command line, and every check made before work starts.
 
-`parse` turns argv into a `RunConfig` and Beam's own flags; `check_machine` looks at the machine
-and `output.claim` at the folder. All three raise `UsageError`, which the command prints without a
-traceback before it exits with code 2.
+`parse` turns argv into a `RunConfig` and Beam's own flags; `check_machine` looks at the machine,
+`runner.prepare` has Beam look at its flags, and `output.claim` looks at the folder. All raise
+`UsageError`, which the command prints without a traceback before it exits with code 2.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from apache_beam.options import pipeline_options
 from schemas.records import Target
 from verification.toolchain import ToolchainError, toolchain
 
+STORE = ".store"
+"""Where finished work is kept, inside an output folder on a local disk."""
 WORKERS_PER_GPU = 12
 """Each has two processes on its GPU at a time; more would wait for the lease, not the CPU."""
 LOCAL_RUNNERS = ("DirectRunner",)
@@ -92,7 +94,7 @@ class RunConfig:
 
     @property
     def store_root(self) -> str:
-        return self.store or f"{self.output.rstrip('/')}/.store"
+        return self.store or f"{self.output.rstrip('/')}/{STORE}"
 
     @property
     def num_workers(self) -> int:

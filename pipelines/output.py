@@ -13,14 +13,13 @@ from typing import Any
 
 import fsspec
 
-from pipelines.options import RunConfig, UsageError
+from pipelines.options import STORE, RunConfig, UsageError
 from runtime.store import Store
 from schemas.codec import content_key
 from schemas.records import SCHEMA_VERSION, Target
 from training_export.shards import atomic_file, begin
 
 MARKER = ".ops6k"
-STORE = ".store"
 COMMAND = ("python", "-m", "pipelines.ops6k")
 
 

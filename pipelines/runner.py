@@ -49,6 +49,7 @@ def main(argv: list[str], build: Build, around: Around = nullcontext) -> int:
         config = resolve(config)
         target = options.Target(config.target)
         resumed = output.check(config, target)
+        pipeline = prepare(config, flags)
         print(plan(config, resumed), flush=True)
         if config.dry_run and config.runner != "DataflowRunner":
             return 0  # only Dataflow can build a job without running it
@@ -58,8 +59,8 @@ def main(argv: list[str], build: Build, around: Around = nullcontext) -> int:
         print(f"ops6k: {error}", file=sys.stderr)
         return EXIT_USAGE
     if not config.local:
-        return run_on_fleet(config, flags, build)
-    return run_here(config, flags, build, around)
+        return run_on_fleet(config, pipeline, build)
+    return run_here(config, pipeline, build, around)
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -84,11 +85,28 @@ def plan(config: RunConfig, resumed: bool) -> str:
     )
 
 
-def run_here(config: RunConfig, flags: list[str], build: Build, around: Around) -> int:
+def prepare(config: RunConfig, flags: list[str]) -> beam.Pipeline:
+    """An empty pipeline on its runner. Raises UsageError with all that Beam has against its flags.
+
+    Some of Beam's demands depend on the runner, and for Dataflow it also looks at the buckets, so
+    only making the pipeline tells.
+    """
+    beam_options = local_options(config, flags) if config.local else fleet_options(config, flags)
+    try:
+        pipeline = beam.Pipeline(FnApiRunner() if config.local else None, beam_options)
+    except Exception as error:  # a ValueError, or whatever the client of a bucket raises
+        raise UsageError(
+            f"Beam cannot use {config.runner} with these flags: {' '.join(str(error).split())} "
+            "(an option named here is a flag: --NAME=VALUE)"
+        ) from error
+    os.rmdir(pipeline.local_tempdir)  # for other languages' transforms; only a run would remove it
+    return pipeline
+
+
+def run_here(config: RunConfig, pipeline: beam.Pipeline, build: Build, around: Around) -> int:
     """Run on this machine's cores, restart when a worker process dies, and print the summary."""
     _watch_workers()
     with around(config), Progress(config):
-        pipeline = beam.Pipeline(runner=FnApiRunner(), options=local_options(config, flags))
         build(pipeline, config)
         try:
             pipeline.run().wait_until_finish()
@@ -114,9 +132,18 @@ def local_options(config: RunConfig, flags: list[str]) -> PipelineOptions:
     )
 
 
-def run_on_fleet(config: RunConfig, flags: list[str], build: Build) -> int:
+def fleet_options(config: RunConfig, flags: list[str]) -> PipelineOptions:
+    """Workers have the packages in their image; a pickled main session would hide a missing one."""
+    dry_run = ["--dry_run=True"] if config.dry_run else []
+    return PipelineOptions(
+        [*flags, *dry_run, f"--runner={config.runner}", "--no_save_main_session"]
+    )
+
+
+def run_on_fleet(config: RunConfig, pipeline: beam.Pipeline, build: Build) -> int:
     """Hand the graph to the runner of a fleet and wait; with `--dry_run` build the job and stop."""
-    result = submit(config, flags, build)
+    build(pipeline, config)
+    result = pipeline.run()
     if config.dry_run:
         print("ops6k: the job was built and not submitted")
         return 0
@@ -125,18 +152,6 @@ def run_on_fleet(config: RunConfig, flags: list[str], build: Build) -> int:
         print(f"ops6k: the job ended as {state}", file=sys.stderr)
         return EXIT_FAILED
     return summary.conclude(config)
-
-
-def submit(config: RunConfig, flags: list[str], build: Build) -> Any:
-    """Build the graph and start it. Returns Beam's result without waiting for it."""
-    dry_run = ["--dry_run=True"] if config.dry_run else []
-    # Workers have the packages in their image; a pickled main session would hide a missing one.
-    beam_options = PipelineOptions(
-        [*flags, *dry_run, f"--runner={config.runner}", "--no_save_main_session"]
-    )
-    pipeline = beam.Pipeline(options=beam_options)
-    build(pipeline, config)
-    return pipeline.run()
 
 
 def _watch_workers() -> None:

@@ -57,8 +57,11 @@ def flags(temp: str, *more: str) -> list[str]:
 
 
 def submit(argv: list[str]) -> Any:
+    """Build the graph and start it. Returns Beam's result without waiting for it."""
     config, beam_flags = options.parse(argv)
-    return runner.submit(config, beam_flags, ops6k.build)
+    pipeline = runner.prepare(config, beam_flags)
+    ops6k.build(pipeline, config)
+    return pipeline.run()
 
 
 @pytest.fixture(autouse=True)

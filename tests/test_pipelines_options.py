@@ -5,15 +5,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from kernel_agent.policies import POLICIES
-from pipelines import options, output
+from pipelines import options, output, runner
 from pipelines.options import RunConfig, UsageError
 from schemas.records import SCHEMA_VERSION, Target
 from training_export.rules import SftRule
+from verification.toolchain import toolchain
 
 
 @pytest.mark.parametrize(
@@ -103,12 +105,65 @@ def test_a_missing_compiler_ends_the_command_before_anything_is_written(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("target", ["auto", "cuda"])
+def test_nvcc_without_a_compiler_of_the_host_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\n[ "$1" = --version ]  # so all that compiles fails\n')
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    toolchain.cache_clear()
+    with pytest.raises(UsageError, match=r"expected a C\+\+ compiler for nvcc.*install g\+\+"):
+        options.check_machine(_config(tmp_path, target=target), gpu=True)
+
+
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="needs a machine without a GPU")
 def test_cuda_without_a_gpu_is_refused(tmp_path: Path) -> None:
     done = _command([f"--output={tmp_path}/out", "--target=cuda"])
     assert done.returncode == 2
     assert "--target=cuda needs an NVIDIA GPU" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--runner=DataflowRunner"], ["option: project.", "option: temp_location."]),
+        (["--runner=DataflowRunner", "--dry_run"], ["option: project."]),
+        (["--runner=FlinkRunner", "--environment_type=PROCESS"], ["process_command is required"]),
+        (["--environment_type=PROCESS"], ["DirectRunner", "process_command is required"]),
+        (["--resource_hint=min_ram=x"], ["Resource hint min_ram has invalid value x."]),
+        (["--type_check_additional=x"], ["Unrecognized --type_check_additional feature: x"]),
+    ],
+)
+def test_what_beam_has_against_its_flags_is_said_before_anything_starts(
+    flags: list[str], expected: list[str]
+) -> None:
+    config, beam_flags = options.parse(["--output=memory://out", "--target=cpu", *flags])
+    with pytest.raises(UsageError) as error:
+        runner.prepare(config, beam_flags)
+    assert all(text in str(error.value) for text in expected)
+    assert "\n" not in str(error.value)
+
+
+def test_flags_that_beam_accepts_leave_nothing_behind_until_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runner.prepare(RunConfig(target="cpu"), [])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--runner=DataflowRunner", "--resource_hint=min_ram=x"])
+def test_flags_that_beam_refuses_end_the_command_before_anything_is_written(
+    tmp_path: Path, flag: str
+) -> None:
+    done = _command([f"--output=file://{tmp_path}/out", "--target=cpu", flag])
+    assert done.returncode == 2
+    assert f"Beam cannot use {'Data' if 'Data' in flag else 'Direct'}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:

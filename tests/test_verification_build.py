@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtime.sandbox import Limits, Zygote
 from schemas.records import Solution, Target
 from tests import samples
 from verification.build import Build, BuildError, BuildTimeout, build
@@ -86,25 +89,94 @@ def test_two_builders_of_one_solution(tmp_path: Path) -> None:
     assert len(results) == 4
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "ccache g++", "false"])
-def test_a_compiler_that_does_not_run(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
-    monkeypatch.setenv("CXX", compiler)
+@pytest.fixture
+def looks_again() -> Iterator[None]:
+    """Whatever the test changes, `toolchain` sees it, and no later test does."""
     toolchain.cache_clear()
-    try:
-        with pytest.raises(ToolchainError, match=r"install g\+\+|does not run"):
-            toolchain(Target.CPU)
-    finally:
-        toolchain.cache_clear()
+    yield
+    toolchain.cache_clear()
 
 
-def test_no_compiler_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+def _program(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+@pytest.mark.parametrize("compiler", ["", "no-such-compiler", "ccache g++", "false"])
+def test_a_compiler_that_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, looks_again: None, compiler: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(ToolchainError, match=r"install g\+\+|does not run"):
+        toolchain(Target.CPU)
+
+
+def test_no_compiler_is_said_clearly(monkeypatch: pytest.MonkeyPatch, looks_again: None) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)
-    toolchain.cache_clear()
+    with pytest.raises(ToolchainError, match=r"found no program 'g\+\+'.*install g\+\+"):
+        toolchain(Target.CPU)
+    with pytest.raises(ToolchainError, match="nvcc"):
+        toolchain(Target.CUDA)
+
+
+def test_another_compiler_is_used_once_cxx_names_it(
+    monkeypatch: pytest.MonkeyPatch, looks_again: None, tmp_path: Path
+) -> None:
+    """Inductor does not look for clang++ by itself, so neither do we."""
+    clang = _program(tmp_path, "clang++", "echo clang 19")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ToolchainError, match=r"let \$CXX name one program, such as clang\+\+"):
+        toolchain(Target.CPU)
+    monkeypatch.setenv("CXX", "clang++")
+    assert toolchain(Target.CPU).version == "clang 19"
+    assert toolchain(Target.CPU).compile_command.startswith(f"{clang} ")
+
+
+def test_children_compile_with_the_compiler_that_builds(
+    monkeypatch: pytest.MonkeyPatch, looks_again: None, tmp_path: Path
+) -> None:
+    compiler = _program(tmp_path, "my-c++", 'exec g++ "$@"')
+    monkeypatch.setenv("CXX", str(compiler))
+    zygote = Zygote.start(warm=False)
     try:
-        with pytest.raises(ToolchainError, match=r"install g\+\+"):
-            toolchain(Target.CPU)
-        with pytest.raises(ToolchainError, match="nvcc"):
-            toolchain(Target.CUDA)
+        worker = zygote.spawn("tests.sandbox_entry:handlers", {}, Limits(), "solution")
+        seen = worker.call("who", 10)["environment"]
     finally:
-        toolchain.cache_clear()
+        zygote.close()
+    assert toolchain(Target.CPU).compile_command.startswith(f"{seen['CXX']} ")
+
+
+FAKE_NVCC = """[ "$1" = --version ] && echo "Build fake" && exit
+command -v "${NVCC_CCBIN-g++}" >/dev/null || { echo "nvcc fatal: no host compiler" >&2; exit 1; }"""
+
+
+@pytest.mark.parametrize(
+    "nvcc",
+    [
+        FAKE_NVCC,
+        pytest.param(
+            f'exec {shutil.which("nvcc")} "$@"',
+            marks=pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here"),
+        ),
+    ],
+    ids=["fake", "real"],
+)
+def test_nvcc_needs_a_compiler_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, looks_again: None, tmp_path: Path, nvcc: str
+) -> None:
+    _program(tmp_path, "nvcc", nvcc)
+    host = shutil.which("g++")
+    assert host is not None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("NVCC_CCBIN", raising=False)
+    with pytest.raises(ToolchainError, match=r"found none \(.*nvcc fatal.*install g\+\+"):
+        toolchain(Target.CUDA)
+    monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
+    with pytest.raises(ToolchainError, match=r"let \$NVCC_CCBIN name one program"):
+        toolchain(Target.CUDA)
+    monkeypatch.setenv("NVCC_CCBIN", host)
+    assert toolchain(Target.CUDA).version.startswith("Build ")

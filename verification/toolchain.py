@@ -43,35 +43,56 @@ def toolchain(target: Target, capability: str | None = None) -> Toolchain:
     `capability` is the compute capability of the GPU, such as "90"; without one nvcc builds for its
     own default.
     """
-    if target is Target.CPU:
-        named = os.environ.get("CXX")
-        compiler = shutil.which(named or "g++") or (None if named else shutil.which("clang++"))
-        if compiler is None:
-            raise ToolchainError(
-                f"expected a C++ compiler for --target=cpu, found no {named or 'g++ or clang++'} "
-                "on the PATH: install g++, or let $CXX name one program"
-            )
-        math = "-lmvec -lm" if _has_vector_math() else "-lm"
-        return Toolchain(
-            version=_first_line([compiler, "--version"]),
-            compile_command=f"{compiler} {CPU_FLAGS}",
-            link_command=f"{compiler} -shared -fopenmp $in -o $out {math}",
-            suffixes=(".cpp",),
+    return _cpu() if target is Target.CPU else _cuda(capability)
+
+
+def _cpu() -> Toolchain:
+    # As Inductor chooses its compiler, so that what builds here is what torch.compile finds.
+    named = os.environ.get("CXX", "g++")
+    compiler = shutil.which(named)
+    if compiler is None:
+        raise ToolchainError(
+            f"expected a C++ compiler for --target=cpu, found no program {named!r} on the PATH: "
+            "install g++, or let $CXX name one program, such as clang++"
         )
+    math = "-lmvec -lm" if _has_vector_math() else "-lm"
+    return Toolchain(
+        version=_first_line([compiler, "--version"]),
+        compile_command=f"{compiler} {CPU_FLAGS}",
+        link_command=f"{compiler} -shared -fopenmp $in -o $out {math}",
+        suffixes=(".cpp",),
+    )
+
+
+def _cuda(capability: str | None) -> Toolchain:
     compiler = shutil.which("nvcc")
     if compiler is None:
         raise ToolchainError(
             "expected nvcc on the PATH for --target=cuda, found none: install the CUDA toolkit, or "
             "use --target=cpu"
         )
+    version = _last_line([compiler, "--version"])
+    _check_host_compiler(compiler)
     arch = f"-gencode=arch=compute_{capability},code=sm_{capability}" if capability else ""
     return Toolchain(
-        version=_last_line([compiler, "--version"]),
+        version=version,
         compile_command=f"{compiler} {arch} {CUDA_FLAGS}",
         # No device code is relocatable, so nvcc need not spend half a second on linking it.
         link_command=f"{compiler} -shared --no-device-link $in -o $out",
         suffixes=(".cu", ".cpp"),
     )
+
+
+def _check_host_compiler(nvcc: str) -> None:
+    """nvcc drives g++, or what $NVCC_CCBIN or its own settings name. A dry run has it look."""
+    command = [nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())[-300:]
+        raise ToolchainError(
+            f"expected a C++ compiler for nvcc and --target=cuda, but nvcc found none ({said}): "
+            "install g++, or let $NVCC_CCBIN name one program"
+        )
 
 
 def _has_vector_math() -> bool:
