@@ -15,8 +15,8 @@ Items travel between workers, so they are plain dicts and small; big records sta
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from dedup.decontaminate import decontaminate
 from dedup.deduplicate import deduplicate as deduplicate_rows
@@ -35,6 +35,7 @@ from pipelines.options import RunConfig
 from pipelines.spans import span
 from pipelines.transforms import Place, num_shards
 from pipelines.workshop import local_path, machine, store
+from runtime.sandbox import ParentGone
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import (
     Admission,
@@ -52,6 +53,7 @@ from training_export import shards
 from training_export.rules import ExportSettings, SftRule
 from verification.admission import admit as screen
 
+T = TypeVar("T")
 Item = dict[str, Any]
 """index, problem_id, candidate (a store key), and then what each stage adds."""
 
@@ -81,7 +83,7 @@ def admit(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
     """Screen a problem on this worker's device."""
     problem = _problem(config, item)
     with _span(config, "admit"):
-        admission = screen(problem, machine(config), signature, _declared(problem))
+        admission = _twice(lambda: screen(problem, machine(config), signature, _declared(problem)))
     if admission.reason is None:
         key = content_key("admitted", admission)
         store(config).put("admitted", key, to_json(admission))
@@ -118,12 +120,9 @@ def rollout(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
     ids = _ids(item)
     try:
         with _span(config, "rollout"):
-            keys = agent_rollout(
-                _problem(config, item),
-                _admission(config, item),
-                policy_named(config.policy, machine(config)),
-                machine(config),
-            )
+            problem, admission = _problem(config, item), _admission(config, item)
+            policy = policy_named(config.policy, machine(config))
+            keys = _twice(lambda: agent_rollout(problem, admission, policy, machine(config)))
     except Exception as error:
         for kind in TrajectoryKind:
             yield internal_error(error, stage=RejectStage.ROLLOUT, kind=kind, **ids)
@@ -238,6 +237,15 @@ def _declared(problem: Problem) -> list[str]:
 
 def _admission(config: RunConfig, item: Item) -> Admission:
     return from_json(Admission, store(config).get("admitted", item["admission"]))
+
+
+def _twice(measure: Callable[[], T]) -> T:
+    """Measure, and again from a new warm parent if the shared one was killed meanwhile: one problem
+    that kills it must not cost those that are under way beside it."""
+    try:
+        return measure()
+    except ParentGone:
+        return measure()
 
 
 def _ids(item: Item) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dedup.signature import ngrams_of
 from operator_templates.compose import ComposeError
 from pipelines import ops6k, output, stages, summary
 from pipelines.options import RunConfig
+from runtime.sandbox import ParentGone
 from runtime.store import Store
 from schemas.codec import content_key, to_json
 from schemas.records import (
@@ -213,6 +214,29 @@ def test_equal_texts_keep_the_first_index_whatever_the_order(tmp_path: Path) -> 
     assert (kept["index"], kept["candidate"]) == (2, "2")
     lost = {row.index: row.reason for row in results if isinstance(row, Rejection)}
     assert lost == {9: "exact_copy", 5: "exact_copy"}
+
+
+@pytest.mark.parametrize("stage", ["screen", "rollout"])
+def test_a_killed_parent_costs_the_problem_that_kills_it(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 2 kills it each time it is measured, and number 6 is under way beside it once."""
+    killed: list[int] = []
+    measure = getattr(FakeBench, stage)
+
+    def beside(self: FakeBench, problem: Problem, *rest: Any) -> Any:
+        if problem.index == 2 or (problem.index == 6 and 6 not in killed):
+            killed.append(problem.index)
+            raise ParentGone("the warm parent is gone")
+        return measure(self, problem, *rest)
+
+    monkeypatch.setattr(FakeBench, stage, beside)
+    code, _ = run(tmp_path / "out", monkeypatch)
+    assert code == 1
+    assert sorted(killed) == [2, 2, 6]
+    table = pq.read_table(tmp_path / "out" / "data" / "rejected").to_pylist()
+    lost = {row["index"] for row in table if "ParentGone" in row["detail"]}
+    assert lost == {2}
 
 
 def test_what_travels_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
