@@ -9,10 +9,11 @@ one.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+
+from runtime import rowlog
 
 Span = tuple[float, float]
 """Start and end, in seconds since the epoch."""
@@ -26,24 +27,17 @@ def span(log: str | None, stage: str) -> Iterator[None]:
         yield
     finally:
         if log is not None:
-            line = f"{stage}\t{started:.6f}\t{time.time() - started:.6f}\n".encode()
-            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(handle, line)  # one write of a short line: appends do not interleave
-            finally:
-                os.close(handle)
+            rowlog.append(log, stage, started, time.time() - started)
 
 
 def seconds_per_stage(log: str | None, since: float = 0.0) -> dict[str, float]:
     """Wall seconds of each stage since a moment, in the order in which the stages first started."""
-    if log is None or not os.path.exists(log):
+    if log is None:
         return {}
     spans: dict[str, list[Span]] = defaultdict(list)
-    with open(log) as file:
-        for line in file:
-            stage, started, seconds = line.rstrip("\n").split("\t")
-            if float(started) >= since:
-                spans[stage].append((float(started), float(started) + float(seconds)))
+    for stage, started, seconds in rowlog.rows(log, str, float, float):
+        if started >= since:
+            spans[stage].append((started, started + seconds))
     ordered = sorted(spans, key=lambda stage: min(spans[stage]))
     return {stage: round(covered(spans[stage]), 3) for stage in ordered}
 

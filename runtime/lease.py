@@ -19,6 +19,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
+from runtime import rowlog
+
 
 def physical_name(device: str) -> str:
     """What every process of this machine calls a device, whichever GPUs it has been shown.
@@ -61,7 +63,9 @@ class DeviceLease:
             try:
                 yield
             finally:
-                self._write(started, time.time() - started, started - asked)
+                if self._log is not None:
+                    held_s, waited_s = time.time() - started, started - asked
+                    rowlog.append(self._log, started, held_s, waited_s, self._name)
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -84,15 +88,6 @@ class DeviceLease:
         with _locked(self._door, fcntl.LOCK_EX), self.shared():
             yield
 
-    def _write(self, started: float, held_s: float, waited_s: float) -> None:
-        if self._log is not None:
-            line = f"{started:.6f}\t{held_s:.6f}\t{waited_s:.6f}\t{self._name}\n".encode()
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(log, line)  # one write of a short line: appends do not interleave
-            finally:
-                os.close(log)
-
 
 @contextlib.contextmanager
 def _locked(path: str, mode: int) -> Iterator[None]:
@@ -108,11 +103,9 @@ def holds(log: str, since: float = 0.0) -> dict[str, list[tuple[float, float, fl
     """By device, its exclusive holds since a moment (seconds since the epoch): when each started,
     seconds held, seconds waited before."""
     found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    with contextlib.suppress(FileNotFoundError), open(log) as file:
-        for line in file:
-            started, held_s, waited_s, device = line.rstrip("\n").split("\t")
-            if float(started) >= since:
-                found[device].append((float(started), float(held_s), float(waited_s)))
+    for start, held_s, waited_s, device in rowlog.rows(log, float, float, float, str):
+        if start >= since:
+            found[device].append((start, held_s, waited_s))
     return found
 
 
