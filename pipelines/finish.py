@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import output
+from pipelines.items import admission_of
 from pipelines.options import RunConfig
 from pipelines.spans import seconds_per_stage
-from pipelines.workshop import local_path, machine, store
+from pipelines.workshop import local_path, machine
 from runtime.lease import held_seconds
 from schemas.codec import from_json
-from schemas.records import Admission, Environment, Rejection, TrajectoryKind
+from schemas.records import Environment, Rejection, TrajectoryKind
 from training_export import finish as export
 from training_export import read, run_record, shards
 
@@ -81,7 +82,7 @@ def _device(config: RunConfig, kept: Sequence[dict[str, Any]]) -> Environment:
     """Where the run measured. This stage may run on another machine, so the records say it."""
     if kept:
         first = min(kept, key=lambda item: item["index"])
-        return from_json(Admission, store(config).get("admitted", first["admission"])).environment
+        return admission_of(config, first).environment
     return machine(config).environment
 
 

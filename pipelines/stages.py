@@ -31,21 +31,28 @@ from operator_templates import compose as composer
 from operator_templates.catalogue.registry import all_templates
 from pipelines.dead_letters import internal_error
 from pipelines.finish import finish as finish
+from pipelines.items import (
+    Item,
+    admission_of,
+    ids_of,
+    keep_admission,
+    keep_problem,
+    problem_of,
+    trajectory_of,
+)
 from pipelines.options import RunConfig
 from pipelines.spans import span
 from pipelines.transforms import Place, num_shards
-from pipelines.workshop import local_path, machine, store
+from pipelines.workshop import local_path, machine
 from runtime.sandbox import ParentGone
-from schemas.codec import content_key, from_json, to_json
+from schemas.codec import from_json, to_json
 from schemas.records import (
-    Admission,
     Neighbour,
     Problem,
     Rejection,
     RejectStage,
     StopReason,
     Target,
-    Trajectory,
     TrajectoryKind,
 )
 from training_export import rows as export_rows
@@ -54,8 +61,6 @@ from training_export.rules import ExportSettings, SftRule
 from verification.admission import admit as screen
 
 T = TypeVar("T")
-Item = dict[str, Any]
-"""index, problem_id, candidate (a store key), and then what each stage adds."""
 
 
 def compose(config: RunConfig, index: int) -> Iterator[Item | Rejection]:
@@ -73,28 +78,26 @@ def compose(config: RunConfig, index: int) -> Iterator[Item | Rejection]:
             index=index,
         )
         return
-    key = content_key("candidate", problem)
-    if store(config).get("candidates", key) is None:
-        store(config).put("candidates", key, to_json(problem))
+    key = keep_problem(config, problem)
     yield {"index": index, "problem_id": problem.problem_id, "candidate": key}
 
 
 def admit(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
     """Screen a problem on this worker's device."""
-    problem = _problem(config, item)
+    problem = problem_of(config, item)
     with _span(config, "admit"):
-        admission = _twice(lambda: screen(problem, machine(config), signature, _declared(problem)))
+        admission = _despite_a_killed_parent(
+            lambda: screen(problem, machine(config), signature, _declared(problem))
+        )
     if admission.reason is None:
-        key = content_key("admitted", admission)
-        store(config).put("admitted", key, to_json(admission))
-        yield item | {"admission": key}
+        yield item | {"admission": keep_admission(config, admission)}
     else:
         yield Rejection(
             stage=RejectStage.ADMIT,
             reason=admission.reason,
             detail=admission.detail,
             kind=None,
-            **_ids(item),
+            **ids_of(item),
         )
 
 
@@ -102,7 +105,7 @@ def deduplicate(config: RunConfig, items: Iterable[Item]) -> Iterator[Item | Rej
     """Decontaminate and deduplicate the whole run. What it decides does not depend on arrival."""
     ordered = sorted(items, key=lambda item: item["index"])
     with _span(config, "dedup"):
-        found = [Row.of(_admission(config, item), item["index"]) for item in ordered]
+        found = [Row.of(admission_of(config, item), item["index"]) for item in ordered]
         matched, contaminated = decontaminate(found, load_index())
         neighbours, duplicates = deduplicate_rows(matched)
     yield from contaminated
@@ -117,12 +120,14 @@ def deduplicate(config: RunConfig, items: Iterable[Item]) -> Iterator[Item | Rej
 
 def rollout(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
     """Roll out both trajectories of a problem. One that is lost does not cost the problem."""
-    ids = _ids(item)
+    ids = ids_of(item)
     try:
         with _span(config, "rollout"):
-            problem, admission = _problem(config, item), _admission(config, item)
+            problem, admission = problem_of(config, item), admission_of(config, item)
             policy = policy_named(config.policy, machine(config))
-            keys = _twice(lambda: agent_rollout(problem, admission, policy, machine(config)))
+            keys = _despite_a_killed_parent(
+                lambda: agent_rollout(problem, admission, policy, machine(config))
+            )
     except Exception as error:
         for kind in TrajectoryKind:
             yield internal_error(error, stage=RejectStage.ROLLOUT, kind=kind, **ids)
@@ -130,7 +135,7 @@ def rollout(config: RunConfig, item: Item) -> Iterator[Item | Rejection]:
         return
     kept = {}
     for kind, key in keys.items():
-        trajectory = _trajectory(config, key)
+        trajectory = trajectory_of(config, key)
         if trajectory.stop_reason is StopReason.UNSUPPORTED:
             yield Rejection(
                 stage=RejectStage.ROLLOUT,
@@ -176,7 +181,7 @@ def write_shard(
 
 def _placed(config: RunConfig, item: Item) -> tuple[list[export_rows.Placed], list[Rejection]]:
     """Every row of a problem, and what configs refused. A bug in building rows is a refusal too."""
-    problem, admission = _problem(config, item), _admission(config, item)
+    problem, admission = problem_of(config, item), admission_of(config, item)
     neighbour = from_json(Neighbour, item["neighbour"])
     settings = ExportSettings(
         tools=json.dumps(TOOLS),
@@ -191,7 +196,7 @@ def _placed(config: RunConfig, item: Item) -> tuple[list[export_rows.Placed], li
             found = make()
         except Exception as error:
             for name in configs:
-                ids = _ids(item) | {"kind": kind, "config": name}
+                ids = ids_of(item) | {"kind": kind, "config": name}
                 lost.append(internal_error(error, stage=RejectStage.EXPORT, **ids))
             return
         placed.extend(row for row in found if row[0] != "rejected")
@@ -205,7 +210,7 @@ def _placed(config: RunConfig, item: Item) -> tuple[list[export_rows.Placed], li
         None,
     )
     for kind, key in item["trajectories"].items():
-        trajectory = _trajectory(config, key)
+        trajectory = trajectory_of(config, key)
         collect(
             lambda t=trajectory: export_rows.rows_of_trajectory(
                 problem, admission, neighbour, t, settings
@@ -221,35 +226,19 @@ def _place(config: RunConfig, name: str, split: str, row: dict[str, Any]) -> Pla
     return name, split, number
 
 
-def _problem(config: RunConfig, item: Item) -> Problem:
-    return from_json(Problem, store(config).get("candidates", item["candidate"]))
-
-
-def _trajectory(config: RunConfig, key: str) -> Trajectory:
-    return from_json(Trajectory, store(config).get("trajectories", key))
-
-
 def _declared(problem: Problem) -> list[str]:
     """The calls that the problem's operators leave in a trace."""
     calls = {template.name: template.canonical for template in all_templates().values()}
     return [call for op in problem.ops for call in calls[op]]
 
 
-def _admission(config: RunConfig, item: Item) -> Admission:
-    return from_json(Admission, store(config).get("admitted", item["admission"]))
-
-
-def _twice(measure: Callable[[], T]) -> T:
+def _despite_a_killed_parent(measure: Callable[[], T]) -> T:
     """Measure, and again from a new warm parent if the shared one was killed meanwhile: one problem
     that kills it must not cost those that are under way beside it."""
     try:
         return measure()
     except ParentGone:
         return measure()
-
-
-def _ids(item: Item) -> dict[str, Any]:
-    return {"problem_id": item["problem_id"], "index": item["index"]}
 
 
 def _span(config: RunConfig, stage: str) -> Any:
