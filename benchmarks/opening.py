@@ -3,9 +3,12 @@
     python -m benchmarks.opening --json=FILE
 
 One process times a kernel over and over, by the device's clock and by its own, while others make a
-context, and later are killed with a gigabyte of device memory each. If the percentiles stay what
-they are in quiet, a worker may be started beside a timing. Also how long a context takes to make,
-alone and with others.
+context, and later are killed with a gigabyte of device memory each. Also how long a context takes
+to make, alone and with others.
+
+The kernel asks the driver for nothing, so this shows what the device does to a timing, and only in
+the longest times by the process's clock what the driver does: a call that asks for memory while a
+context is in the making waits for it. That is why a worker opens its device under the lease.
 """
 
 from __future__ import annotations

@@ -113,6 +113,9 @@ LAYOUT = frozenset({"view", "transpose", "expand", "slice"})
 parameter.
 """
 
+SPLITS = frozenset({"split", "hsplit", "vsplit", "dsplit", "meshgrid", "broadcast_tensors"})
+"""Calls with several results that only move data."""
+
 CONSTANTS = frozenset({"tensor", "as_tensor", "scalar_tensor", "from_numpy"})
 """Calls that turn Python numbers into a tensor: it counts as a parameter."""
 

@@ -9,25 +9,16 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Target
+from tests import factories
 from tests.export_flow import Flow, export, make_flow
-from verification.machine import Machine, MachineSettings
+from verification.machine import Machine
 
 
 @pytest.fixture(scope="session")
 def cpu_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     root = tmp_path_factory.mktemp("machine")
-    machine = Machine(
-        MachineSettings(
-            target=Target.CPU,
-            device="cpu",
-            store=str(root / "store"),
-            cache=str(root / "cache"),
-            problem_timeout_s=60.0,
-            memory_limit_gib=6.0,
-            lease_log=str(root / "lease.log"),
-        )
-    )
+    changes = {"problem_timeout_s": 60.0, "memory_limit_gib": 6.0}
+    machine = Machine(factories.machine_settings(root, **changes))
     yield machine
     machine.close()
 

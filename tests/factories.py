@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from schemas.codec import content_id
@@ -35,6 +36,7 @@ from schemas.records import (
     Verdict,
     VerdictStatus,
 )
+from verification.machine import MachineSettings
 
 TOOLS = json.dumps(
     [
@@ -98,6 +100,18 @@ def environment(**fields: Any) -> Environment:
         "platform": "Linux x86_64",
     }
     return Environment(**defaults | fields)
+
+
+def machine_settings(root: Path, **changes: Any) -> MachineSettings:
+    """A CPU machine with everything it keeps below `root`."""
+    defaults: dict[str, Any] = {
+        "target": Target.CPU,
+        "device": "cpu",
+        "store": str(root / "store"),
+        "cache": str(root / "cache"),
+        "lease_log": str(root / "lease.log"),
+    }
+    return MachineSettings(**defaults | changes)
 
 
 def problem(index: int = 0, **fields: Any) -> Problem:

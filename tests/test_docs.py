@@ -119,6 +119,12 @@ def test_the_log_quotes_what_opening_a_device_costs() -> None:
     assert f"from {points[0]:.1f} to {points[1]:.1f} µs" in LOG
     assert f"{made['timings']:,} took {made['wall_ms']['max']:.0f} ms" in LOG
     assert f"{max(found['seconds_to_open_together']['12']):.1f} s for twelve" in LOG
+    samples = [row["samples_ms"]["solution"] for row in raw("main-job")["trajectories"]]
+    far = sum(one > 2 * statistics.median(own) for own in samples for one in own)
+    assert found["main_job"]["opened_under_the_lease"]["samples"]["solution"] == {
+        "samples": sum(map(len, samples)),
+        "beyond_twice_the_median": far,
+    }
     beside, under = (
         found["main_job"][name]["samples"]["solution"]
         for name in ("opened_beside_timings", "opened_under_the_lease")

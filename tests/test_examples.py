@@ -103,7 +103,9 @@ def test_the_fastest_solutions_still_build(tmp_path: Path) -> None:
         files = {file["path"]: file["text"] for file in row["solution"]["files"]}
         solution = Solution.of(files)
         assert solution.solution_id == row["solution"]["solution_id"]
-        assert build(solution, Target.CUDA, toolchain(Target.CUDA, "90"), tmp_path, 120).binary_hash
+        assert build(
+            solution, Target.CUDA, toolchain(Target.CUDA, "90"), tmp_path, 120, 16
+        ).binary_hash
 
 
 def test_a_sample_of_the_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from verification.toolchain import ToolchainError, toolchain
 
 def _build(solution: Solution, cache: Path, timeout_s: float = 120.0) -> Build:
     cache.mkdir(exist_ok=True)
-    return build(solution, Target.CPU, toolchain(Target.CPU), cache, timeout_s)
+    return build(solution, Target.CPU, toolchain(Target.CPU), cache, timeout_s, memory_gib=16)
 
 
 def test_a_second_build_of_the_same_text_is_a_look_up(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests import factories, samples
 from verification import build as building
 from verification import machine as machines
 from verification.build import BuildError, build
-from verification.machine import Machine, MachineSettings
+from verification.machine import Machine
 from verification.toolchain import toolchain
 
 ENTRY = "tests.sandbox_entry:handlers"
@@ -75,15 +75,7 @@ def test_a_killed_parent_costs_the_work_that_was_under_way_and_no_more(
 ) -> None:
     monkeypatch.setattr(machines, "start_zygote", lambda *_: Zygote.start(warm=False))
     shared = Zygote.start(warm=False)
-    machine = Machine(
-        MachineSettings(
-            target=Target.CPU,
-            device="cpu",
-            store=str(tmp_path / "store"),
-            cache=str(tmp_path / "cache"),
-            zygote=shared.address,
-        )
-    )
+    machine = Machine(factories.machine_settings(tmp_path, zygote=shared.address))
     worker = machine.spawn(ENTRY, "solution")
     assert worker.call("ping", 30) == 1
     os.kill(psutil.Process(worker.pid).ppid(), signal.SIGKILL)

@@ -51,7 +51,7 @@ def build(
     toolchain: Toolchain,
     cache: Path,
     timeout_s: float,
-    memory_gib: float = 16.0,
+    memory_gib: float,
 ) -> Build:
     """Compile and link everything under `kernels/` into one shared library.
 
@@ -67,7 +67,7 @@ def build(
     key = content_key(sources, target, toolchain)
     final = cache / key
     if not (final / LIBRARY).exists():
-        return _build_into(final, sources, compiled, toolchain, (timeout_s, memory_gib))
+        return _build_into(final, sources, compiled, toolchain, timeout_s, memory_gib)
     return Build(library=final / LIBRARY, binary_hash=_hash(final), build_s=0.0, cached=True)
 
 
@@ -76,7 +76,8 @@ def _build_into(
     sources: dict[str, str],
     compiled: list[str],
     toolchain: Toolchain,
-    limits: tuple[float, float],
+    timeout_s: float,
+    memory_gib: float,
 ) -> Build:
     work = final.with_name(f"{final.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -86,7 +87,7 @@ def _build_into(
             file.write_text(text)
         (work / "build.ninja").write_text(_graph(compiled, toolchain))
         started = time.perf_counter()
-        _run_ninja(work, *limits)
+        _run_ninja(work, timeout_s, memory_gib)
         build_s = time.perf_counter() - started
         try:
             os.rename(work, final)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from runtime.operator_names import LAYOUT, NOT_OPERATORS, call_name
+from runtime.operator_names import LAYOUT, NOT_OPERATORS, SPLITS, call_name
 from runtime.problem_code import make_inputs
 from runtime.trace import trace_operators
 from schemas.codec import to_json
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 Finding = tuple[AdmitReason, str]
 SAMPLE_SIZE = 1 << 16
-SPLITS = frozenset({"split", "hsplit", "vsplit", "dsplit", "meshgrid", "broadcast_tensors"})
-"""Calls with several results that only move data."""
 MAX_EAGER_ERROR = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Eager's largest error against fp64, of the output's scale, beyond which nothing can be judged."""
 

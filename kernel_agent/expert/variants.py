@@ -87,6 +87,13 @@ def _cuda(plan: Plan) -> list[Params]:
     return [params for layout, chosen in CUDA.items() if layout in layouts for params in chosen]
 
 
+def _threads(option: str, whose: str, *choices: tuple[int, str]) -> list[Params]:
+    return [
+        Params(name=f"{option}_{n}", why=f"{n} threads {whose}: {why}", options={option: n})
+        for n, why in choices
+    ]
+
+
 CUDA: dict[str, list[Params]] = {
     "pointwise": [
         Params(
@@ -105,19 +112,14 @@ CUDA: dict[str, list[Params]] = {
             options={"vector": 8},
         ),
     ],
-    "row": [
-        Params(
-            name=f"row_threads_{n}",
-            why=f"{n} threads a row: {why}",
-            options={"row_threads": n},
-        )
-        for n, why in (
-            (128, "more rows per multiprocessor, shorter combines"),
-            (256, "between few and many elements a thread"),
-            (512, "fewer elements a thread, so the row's values fit its registers"),
-            (1024, "the most loads in flight for one long row"),
-        )
-    ],
+    "row": _threads(
+        "row_threads",
+        "a row",
+        (128, "more rows per multiprocessor, shorter combines"),
+        (256, "between few and many elements a thread"),
+        (512, "fewer elements a thread, so the row's values fit its registers"),
+        (1024, "the most loads in flight for one long row"),
+    ),
     "shared": [
         Params(
             name="reread_row",
@@ -125,17 +127,12 @@ CUDA: dict[str, list[Params]] = {
             options={"cache_row": 0},
         )
     ],
-    "column": [
-        Params(
-            name=f"column_threads_{n}",
-            why=f"{n} threads share a column: {why}",
-            options={"column_threads": n},
-        )
-        for n, why in (
-            (4, "cheaper combines when there are many columns"),
-            (32, "more loads in flight when there are few"),
-        )
-    ],
+    "column": _threads(
+        "column_threads",
+        "share a column",
+        (4, "cheaper combines when there are many columns"),
+        (32, "more loads in flight when there are few"),
+    ),
     "scan": [
         Params(
             name="long_scan_chunks",
