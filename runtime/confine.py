@@ -1,39 +1,57 @@
 """What a worker may not do, and how it answers: the life of a forked child.
 
-Not covered: the file system stays readable and other processes visible (a private mount and PID
-namespace, seccomp and Landlock are not used yet); a child that leaves its process group outlives
-it.
+    role        loses
+    reference   the network
+    solution    the network, our user and files, every other process, most system calls
+    builder     the same, but may start programs: compilers
+
+`runtime.means` says how much of that this machine allows, `schemas.records.Isolation` what each
+part is called.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import pwd
 import resource
 import signal
 import socket
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-PR_SET_PDEATHSIG = 1
+from runtime import landlock, seccomp
+from runtime.landlock import Rules
+from runtime.linux import (
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    call,
+    drop_capabilities,
+)
+from runtime.means import Means, become_another_user, new_namespaces
+from runtime.view import MAIL, PRIVATE, View, enter, view_of
+
 MAX_MESSAGE_BYTES = 16 << 20
+OURS = "reference"
+"""The role that keeps our user."""
 
 Handlers = dict[str, Callable[..., Any]]
 
 
-def live(channel: socket.socket, request: dict[str, Any], user: int | None) -> None:
+def live(channel: socket.socket, request: dict[str, Any], means: Means) -> None:
     """Be a worker, from fork to exit. Never returns."""
     status = 1
     try:
         os.setsid()
+        _close_all_but(channel.fileno())
         _redirect_output(request["config"].get("log", os.devnull))
-        isolation = confine(request["limits"], user if request["role"] == "solution" else None)
-        serve(channel, _handlers(channel, request, isolation))
+        serve(channel, _handlers(channel, request, means))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -41,16 +59,28 @@ def live(channel: socket.socket, request: dict[str, Any], user: int | None) -> N
         os._exit(status)
 
 
-def _handlers(
-    channel: socket.socket, request: dict[str, Any], isolation: dict[str, bool]
-) -> Handlers:
-    """The worker's handlers; what goes wrong in making them answers the first call."""
+def _handlers(channel: socket.socket, request: dict[str, Any], means: Means) -> Handlers:
+    """The worker's handlers, made when it is confined; what goes wrong answers the first call.
+
+    The entry is told what was taken away, in `config["why_not"]` why the rest was not, and in
+    `config["mail"]` where its view has that folder.
+    """
     module, function = request["entry"].split(":")
     try:
-        return getattr(importlib.import_module(module), function)(request["config"], isolation)
+        isolation = confine(request, means)
+        config = {**request["config"], "why_not": means.why_not}
+        if config.get("mail") and request["role"] != OURS and means.view:
+            config["mail"] = MAIL
+        return getattr(importlib.import_module(module), function)(config, isolation)
     except Exception as error:
         _send(channel, {"error": describe(error)})
         raise
+
+
+def _close_all_but(kept: int) -> None:
+    """Descriptors of our parent lead past any view: to its folders and its clients."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _redirect_output(path: str) -> None:
@@ -60,39 +90,98 @@ def _redirect_output(path: str) -> None:
     os.close(log)
 
 
-def confine(limits: dict[str, Any], user: int | None) -> dict[str, bool]:
-    """Take away the network, the user and unlimited resources; says which of these worked."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    network = libc.unshare(CLONE_NEWNET) == 0
-    if not network and user is None:
-        uid, gid = os.getuid(), os.getgid()
-        network = libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
-        if network:
-            _map_user(uid, gid)
+def confine(request: dict[str, Any], means: Means) -> dict[str, bool]:
+    """Take away what the role does without; says what that was, by `Isolation`'s names.
+
+    Raises OSError when something fails that worked when it was tried.
+    """
+    role, limits = request["role"], request["limits"]
+    if role == OURS:
+        _leave_network(means)
+        _limit(limits)
+        call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+        return {**dict.fromkeys(_PARTS, False), "network": means.network, "limits": True}
+    view = view_of(request["config"], request["hide"])
+    rules = _rules(view, means)
+    _leave_namespaces(view, means, int(limits["temporary_gib"] * 2**30))
+    _settle(view, means)
+    _limit(limits)
+    own_count = means.user or means.user_namespace
+    if own_count:
+        most = limits["processes"]
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    if means.user:
+        become_another_user()
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user forgets it
+    drop_capabilities()
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if means.landlock:
+        landlock.restrict(rules, means.landlock)
+    if means.seccomp:
+        seccomp.install(may_start_programs=role == "builder")
+    return {
+        "network": means.network or means.seccomp,
+        "user": means.user,
+        "limits": own_count,
+        "processes": means.processes,
+        "filesystem": means.view or means.landlock > 0,
+        "syscalls": means.seccomp,
+    }
+
+
+_PARTS = ("network", "user", "limits", "processes", "filesystem", "syscalls")
+
+
+def _leave_network(means: Means) -> None:
+    if means.network:
+        new_namespaces(CLONE_NEWNET | (CLONE_NEWUSER if os.getuid() != 0 else 0))
+
+
+def _leave_namespaces(view: View, means: Means, size_bytes: int) -> None:
+    """The PID namespace is left already: a child is born outside of it."""
+    flags = CLONE_NEWUSER if means.user_namespace else 0
+    flags |= CLONE_NEWNET if means.network else 0
+    flags |= CLONE_NEWNS | CLONE_NEWIPC if means.view else 0
+    if flags:
+        new_namespaces(flags)
+    if means.view:
+        enter(view, size_bytes, own_processes=means.processes)
+
+
+def _settle(view: View, means: Means) -> None:
+    """Work in a folder of our own, and have no name."""
+    os.chdir(view.home if means.view or view.home not in PRIVATE else "/")
+    os.environ |= {"HOME": view.home, "TMPDIR": view.home, "USER": "nobody", "LOGNAME": "nobody"}
+    tempfile.tempdir = None  # it remembers the parent's
+
+
+def _rules(view: View, means: Means) -> Rules:
+    """What Landlock is to allow; where there is no view, it also keeps what is hidden from reading.
+
+    The folders that are private in a view are everybody's without one.
+    """
+    if means.view:
+        proc = ("/proc",) if means.processes else ()  # names of threads are written there
+        mail = (MAIL,) if view.mail else ()
+        return Rules(write=(*view.write, *view.private, *proc), fill=mail)
+    own = tuple(path for path in view.private if path not in PRIVATE)
+    mail = (view.mail,) if view.mail else ()
+    read = landlock.readable((*view.hide, *PRIVATE), (*view.read, *mail))
+    return Rules(write=(*view.write, *own), fill=mail, read=read)
+
+
+def _limit(limits: dict[str, Any]) -> None:
+    """Limits of one process, hard ones, which only root can raise again."""
     file_bytes = int(limits["file_gib"] * 2**30)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    files = limits["open_files"]
+    if 0 <= (hard := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < files:
+        files = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if limits["address_space_gib"] is not None:
         space = int(limits["address_space_gib"] * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    if user is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return {"network": network, "user": user is not None, "limits": True}
-
-
-def _map_user(uid: int, gid: int) -> None:
-    """Keep our own ids inside a new user namespace, so that files stay ours."""
-    for path, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{uid} {uid} 1"),
-        ("gid_map", f"{gid} {gid} 1"),
-    ):
-        with open(f"/proc/self/{path}", "w") as file:
-            file.write(text)
 
 
 def serve(channel: socket.socket, handlers: Handlers) -> None:
@@ -118,26 +207,3 @@ def describe(error: BaseException) -> dict[str, str]:
 
 def _send(channel: socket.socket, value: Any) -> None:
     channel.sendall(json.dumps(value).encode() + b"\n")
-
-
-def unprivileged_user() -> int | None:
-    """The id of `nobody`, when we are root and that user can read what a child needs."""
-    if os.getuid() != 0:
-        return None
-    import torch
-
-    try:
-        nobody = pwd.getpwnam("nobody").pw_uid
-    except KeyError:
-        return None
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(nobody)
-            os.setuid(nobody)
-            readable = all(os.access(p, os.R_OK) for p in (torch.__file__, os.__file__, __file__))
-            os._exit(0 if readable else 1)
-        finally:
-            os._exit(1)
-    return nobody if os.waitpid(pid, 0)[1] == 0 else None

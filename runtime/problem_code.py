@@ -29,16 +29,21 @@ def load_module(code: str, name: str = "problem") -> types.ModuleType:
     return module
 
 
-def make_model(module: types.ModuleType, device: str, seed: int) -> torch.nn.Module:
+def make_model(
+    module: types.ModuleType, device: str, seed: int, redraw: bool = True
+) -> torch.nn.Module:
     """The module's `Model` on `device` in eval mode, with parameters and buffers drawn from `seed`.
 
     Floating parameters and buffers are redrawn, so that a solution which assumes the usual initial
     ones and zeros is wrong: x -> x * (1 + u/4) with u in [0, 1), and constant tensors (norm scales,
     running statistics, zero biases) also get v/10, v in [0, 1). Variances stay positive under that.
+    Without `redraw` they stay as the constructor leaves them.
     """
     torch.manual_seed(seed)
     with torch.device(device):
         model = module.Model(*module.get_init_inputs()).eval()
+    if not redraw:
+        return model
     generator = torch.Generator(device=device).manual_seed(seed + 1)
     for _, tensor in sorted(
         {**dict(model.named_parameters()), **dict(model.named_buffers())}.items()

@@ -43,6 +43,7 @@ FORKABLE = {
 """The warm parent forks, so it must start no threads and no CUDA runtime."""
 PRELOAD = (
     "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.flop_counter",
+    "torch.utils.cpp_extension",
     "torch._inductor.codegen.triton", "torch._inductor.runtime.triton_heuristics",
     "torch._inductor.kernel.mm", "torch._inductor.kernel.conv",
     "?triton", "?triton.compiler", "?triton.backends.nvidia.compiler",
@@ -61,8 +62,13 @@ class Limits:
     """Largest file it may write."""
     processes: int = 4096
     """Processes and threads of the unprivileged user."""
+    open_files: int = 4096
+    temporary_gib: float = 1.0
+    """What each private folder holds: /tmp, /var/tmp, /dev/shm and the work folder, in memory."""
 
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ROLES = ("reference", "solution", "builder")
 NO_MEMORY = ("can't allocate memory", "out of memory", "alloc_failed")
 
 
@@ -173,11 +179,22 @@ class Zygote:
     def spawn(self, entry: str, config: dict[str, Any], limits: Limits, role: str) -> Worker:
         """Fork a worker that runs `entry` ("module:function"), which returns its handlers.
 
-        `role` is "reference" (keeps our user, may write our caches) or "solution" (loses both).
-        What the worker prints goes to the file `config["log"]`, or nowhere without one.
+        `role` is "reference" (keeps our user, may write our caches), "solution" (loses both) or
+        "builder" (loses both, may start programs); see `runtime.confine`. What the worker prints
+        goes to the file `config["log"]`, or nowhere without one. Which folders the last two see
+        and may write is in `config` too, see `runtime.view.view_of`. Raises ValueError for
+        another role.
         """
+        if role not in ROLES:
+            raise ValueError(f"expected a role out of {', '.join(ROLES)}, got {role!r}")
         ours, theirs = socket.socketpair()
-        request = {"entry": entry, "config": config, "limits": asdict(limits), "role": role}
+        request = {
+            "entry": entry,
+            "config": config,
+            "limits": asdict(limits),
+            "role": role,
+            "hide": [os.path.expanduser("~")],
+        }
         reply = self._ask(request, [theirs.fileno()])
         theirs.close()
         return Worker(self, reply["pid"], ours, limits)
@@ -262,13 +279,12 @@ class Worker:
         if time.monotonic() > deadline:
             self.close()
             raise WorkerTimeout(f"no answer within {timeout_s:g} s")
-        with contextlib.suppress(psutil.NoSuchProcess):
-            resident = psutil.Process(self.pid).memory_info().rss
-            if resident > self._limits.memory_gib * 2**30:
-                self.close()
-                raise WorkerOutOfMemory(
-                    f"{resident / 2**30:.1f} GiB resident, limit {self._limits.memory_gib:g} GiB"
-                )
+        resident = resident_bytes(self.pid)
+        if resident > self._limits.memory_gib * 2**30:
+            self.close()
+            raise WorkerOutOfMemory(
+                f"{resident / 2**30:.1f} GiB resident, limit {self._limits.memory_gib:g} GiB"
+            )
 
     def _died(self) -> WorkerError:
         try:
@@ -280,7 +296,8 @@ class Worker:
         return WorkerCrash(f"exited with code {code}")
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Kill the worker and whatever it started in its process group.
+        """Kill the worker and whatever it started: what is in its process group, and where it has
+        a PID namespace all that is in there.
 
         `wait_s`: how long to wait until it is really gone. A process with gigabytes or a GPU
         context takes a moment to die, and would disturb a timing meanwhile.
@@ -295,3 +312,18 @@ class Worker:
             process = psutil.Process(self.pid)
             while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
                 time.sleep(0.005)
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and all it has started; pages they share count for each.
+
+    0 when it has gone. Not covered: what leaves its family, where there is no PID namespace.
+    """
+    total = 0
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/statm") as file:
+            total = int(file.read().split()[1]) * PAGE_BYTES
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                total += sum(resident_bytes(int(child)) for child in file.read().split())
+    return total

@@ -8,7 +8,8 @@ of processes share one: each connects to ADDRESS and owns the children it asked 
 goes its children go; when the owner goes, everything does.
 
 A child leads a process group of its own, loses what `runtime.confine` can take away, and then
-serves JSON requests on its channel until the other end closes it.
+serves JSON requests on its channel until the other end closes it. One that runs foreign code is
+also the first process of a PID namespace where that works: with it ends all that it started.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from unittest import mock
 
 import psutil
 
-from runtime.confine import live, unprivileged_user
+from runtime.confine import OURS, live
+from runtime.means import Means, find_means, process_namespace
 
 MAX_REQUEST_BYTES = 4 << 20
 
@@ -38,9 +40,10 @@ MAX_REQUEST_BYTES = 4 << 20
 def main() -> None:
     owner = socket.socket(fileno=int(sys.argv[1]))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(sys.argv[2])
-    os.chmod(sys.argv[2], 0o600)
+    listener.bind(f"{sys.argv[2]}.new")
+    os.chmod(f"{sys.argv[2]}.new", 0o600)
     listener.listen(256)  # who connects during the warm-up waits
+    os.rename(f"{sys.argv[2]}.new", sys.argv[2])  # who finds it can connect
     with _no_device():
         for name in sys.argv[4:]:
             optional = name.startswith("?")
@@ -53,7 +56,7 @@ def main() -> None:
     # takes 0.2 s, and the first walk copies every page that holds one.
     gc.freeze()
     try:
-        Server(owner, listener, unprivileged_user()).run()
+        Server(owner, listener, find_means()).run()
     finally:
         os.unlink(sys.argv[2])
 
@@ -61,8 +64,8 @@ def main() -> None:
 class Server:
     """Forks on request. `children` by client: pid -> exit code, None while alive."""
 
-    def __init__(self, owner: socket.socket, listener: socket.socket, user: int | None) -> None:
-        self._owner, self._listener, self._user = owner, listener, user
+    def __init__(self, owner: socket.socket, listener: socket.socket, means: Means) -> None:
+        self._owner, self._listener, self._means = owner, listener, means
         self._owner_pid = os.getppid()
         self._children: dict[socket.socket, dict[int, int | None]] = {}
         self._orphans: dict[int, int | None] = {}
@@ -126,13 +129,15 @@ class Server:
             client.send(json.dumps(reply).encode())
 
     def _fork(self, channel: socket.socket, request: dict[str, object]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            # A client's socket that a child kept open would outlive the client.
-            for source in (self._owner, self._listener, *self._children):
-                source.close()
-            self._selector.close()
-            live(channel, request, self._user)
+        apart = self._means.processes and request["role"] != OURS
+        with process_namespace() if apart else contextlib.nullcontext():
+            pid = os.fork()
+            if pid == 0:
+                # A client's socket that a child kept open would outlive the client.
+                for source in (self._owner, self._listener, *self._children):
+                    source.close()
+                self._selector.close()
+                live(channel, request, self._means)
         channel.close()
         return pid
 
