@@ -73,7 +73,10 @@ _SOLUTION = pa.struct(
     ]
 )
 _ISOLATION = pa.struct(
-    [_field("network", _BOOL), _field("user", _BOOL), _field("limits", _BOOL)],
+    [
+        *(_field(name, _BOOL) for name in ("network", "user", "limits")),
+        *(_field(name, _BOOL, null=True) for name in ("processes", "filesystem", "syscalls")),
+    ],
 )
 
 
@@ -161,6 +164,13 @@ _TRAJECTORIES = [
     _field("effort", _TEXT, "protocol of the verdict: reward or publish", null=True),
     _field("build_s", _FLOAT, "seconds to build the solution", null=True),
     _field("harness", _TEXT, "version of the verifier", null=True),
+    _field(
+        "labels", _list(_TEXT), "what is true of it and no fault: shape_specialised …", null=True
+    ),
+    _field("processes", _INT, "processes of the solution that its times come from", null=True),
+    _field("knocked_out", _INT, "kernels without which it was seen to be wrong", null=True),
+    _field("own_share", _FLOAT, "share of the work done by its own binary", null=True),
+    _field("sm_clock_mhz", _FLOAT, "clock of the multiprocessors while it was timed", null=True),
     _field("isolation", _ISOLATION, "what was taken away from the solution process", null=True),
     *_environment(null=True),
     _field("solution", _SOLUTION, "files of the best verified solution", null=True),

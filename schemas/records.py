@@ -15,7 +15,7 @@ measured. `schemas.codec` turns any of them into plain JSON values and back, los
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from schemas.codec import content_id
@@ -168,13 +168,21 @@ class Environment:
 class Isolation:
     """What the machine allowed us to take away from the solution process. `full` is all of it."""
 
-    network: bool  # True: own network namespace
+    network: bool  # True: own network namespace, or no way to ask for a socket to the internet
     user: bool  # True: another, unprivileged user
     limits: bool  # True: memory, processes and file size are limited
+    processes: bool = False  # True: own PID namespace, which ends with it
+    filesystem: bool = False  # True: writes nothing outside folders of its own, sees no home
+    syscalls: bool = False  # True: starts no program, asks nothing of the kernel it has no use for
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The parts that were not taken away, by name."""
+        return tuple(f.name for f in fields(self) if not getattr(self, f.name))
 
     @property
     def full(self) -> bool:
-        return self.network and self.user and self.limits
+        return not self.missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +232,31 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """Whose work it was, in one unannounced call and with the solution's own kernels dead."""
+
+    knocked_out: int | None
+    """Functions or kernels that were dead in the second build; None where none could be made."""
+    own_launches: int | None
+    """Kernels launched from the solution's own binary; None where nothing can tell."""
+    own_share: float | None
+    """Of the device time (on a CPU: of the samples) of that call."""
+    foreign: tuple[str, ...]
+    """What else ran: kernels, on a CPU libraries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceState:
+    """The device while it was timed; None where it does not say."""
+
+    sm_clock_mhz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    throttle_reasons: tuple[str, ...]
+    discarded_rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """All that was measured of one (problem, solution). `speedup_*` = baseline time / its time."""
 
@@ -246,6 +279,12 @@ class Verdict:
     isolation: Isolation | None
     environment: Environment
     harness: str
+    labels: tuple[str, ...] = ()
+    """What is true of it and no fault, such as shape_specialised."""
+    processes: int | None = None
+    """Processes of the solution that its times come from."""
+    attribution: Attribution | None = None
+    device_state: DeviceState | None = None
 
     def __post_init__(self) -> None:
         timed = (

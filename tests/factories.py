@@ -16,7 +16,9 @@ from schemas.codec import content_id
 from schemas.records import (
     Admission,
     AdmitReason,
+    Attribution,
     Check,
+    DeviceState,
     Environment,
     Interval,
     Isolation,
@@ -239,7 +241,19 @@ def verdict(
         "headroom": 2.0 if timed else None,
         "build_s": 0.3,
         "binary_hash": "b" * 16,
-        "isolation": Isolation(network=True, user=True, limits=True),
+        "isolation": Isolation(
+            network=True, user=True, limits=True, processes=True, filesystem=True, syscalls=True
+        ),
+        "labels": ("not_bitwise_repeatable",),
+        "processes": 5,
+        "attribution": Attribution(knocked_out=2, own_launches=3, own_share=1.0, foreign=()),
+        "device_state": DeviceState(
+            sm_clock_mhz=1980.0,
+            temperature_c=40.0,
+            power_w=300.0,
+            throttle_reasons=(),
+            discarded_rounds=0,
+        ),
         "environment": environment(),
         "harness": "1",
     }

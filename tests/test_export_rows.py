@@ -131,7 +131,10 @@ def test_a_won_trajectory() -> None:
     assert row["speedup_eager_low"] < row["speedup_eager"] < row["speedup_eager_high"]
     assert [turn["reward"] for turn in row["turns"]] == [-1.0, 2.0]
     assert [f["path"] for f in row["solution"]["files"]] == ["kernels/relu.cpp", "model_new.py"]
-    assert row["isolation"] == {"network": True, "user": True, "limits": True}
+    parts = ("network", "user", "limits", "processes", "filesystem", "syscalls")
+    assert row["isolation"] == dict.fromkeys(parts, True)
+    assert (row["labels"], row["processes"]) == (["not_bitwise_repeatable"], 5)
+    assert (row["knocked_out"], row["own_share"], row["sm_clock_mhz"]) == (2, 1.0, 1980.0)
     assert found["critic"]["rewards"] == [0.0, 2.0]
     assert found["critic"]["returns"] == [2.0, 2.0]
     assistant = [m for m in found["critic"]["messages"] if m["role"] == "assistant"]

@@ -47,7 +47,13 @@ def test_every_record_is_tested_frozen_and_keyword_only() -> None:
     classes = {
         c for c in vars(records).values() if isinstance(c, type) and dataclasses.is_dataclass(c)
     }
-    nested = {records.Isolation, records.SourceFile, records.ToolCall}  # inside the others
+    nested = {  # inside the others
+        records.Attribution,
+        records.DeviceState,
+        records.Isolation,
+        records.SourceFile,
+        records.ToolCall,
+    }
     assert classes == {type(record) for record in ALL_RECORDS} | nested
     for cls in classes:
         assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]

@@ -11,7 +11,10 @@ import pytest
 
 from runtime.sandbox import WorkerCrash, WorkerError
 from schemas.records import Target, VerdictStatus
-from verification.trial import Refusal, Trial
+from verification import device_state
+from verification.bench import Bench, Refusal
+from verification.guards import Guard
+from verification.measuring import Stopwatch
 
 EVENTS: list[str] = []
 
@@ -44,6 +47,7 @@ class Machine:
 
     def __init__(self, target: Target) -> None:
         self.target, self.lease = target, SimpleNamespace(shared=self.shared)
+        self.device_watch = SimpleNamespace(sample=lambda: None)
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -56,11 +60,15 @@ class Machine:
             return worker.call(method, self.timeout_s, **params)
 
 
+def bench(target: Target, reference: Side, solution: Side) -> Bench:
+    machine, one, two = cast(Any, Machine(target)), cast(Any, reference), cast(Any, solution)
+    return Bench(machine, one, two, 0)
+
+
 def both(target: Target, reference: Any = 1, solution: Any = None) -> tuple[Any, Any]:
     EVENTS.clear()
     sides = Side("reference", reference), Side("solution", {} if solution is None else solution)
-    trial = Trial(cast(Any, Machine(target)), cast(Any, sides[0]), cast(Any, sides[1]), 0)
-    return trial._both("expect", "run", draw={})
+    return bench(target, *sides).both(("expect", {"draw": {}}), ("run", {"draw": {}}))
 
 
 def test_on_a_gpu_the_reference_works_while_the_solution_does() -> None:
@@ -89,12 +97,61 @@ def test_each_side_answers_for_itself(target: Target) -> None:
     assert ("solution is ended" in EVENTS) == (target is Target.CUDA)
 
 
+def stopwatch(reference: Side, solution: Side) -> Stopwatch:
+    admission = SimpleNamespace(eager_ms=2.0, compile_ms=1.0)
+    return Stopwatch(bench(Target.CPU, reference, solution), cast(Any, admission))
+
+
+def test_a_guard_that_is_off_refuses_nothing() -> None:
+    sides = cast(Any, Side("reference", 1)), cast(Any, Side("solution", 1))
+    off = Bench(cast(Any, Machine(Target.CPU)), *sides, 0, off={Guard.ALIASES})
+    off.require(Guard.ALIASES, False, "shares memory")
+    with pytest.raises(Refusal, match="live_outputs: changed"):
+        off.require(Guard.LIVE_OUTPUTS, False, "changed")
+
+
+ROUNDS = {
+    "eager": [[2.0, 2.0]] * 4,
+    "compile": [[1.0, 1.0]] * 4,
+    "control": [[1.0, 1.0]] * 4,
+    "solution": [[0.8, 0.8]] * 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("guard", "change"),
+    [
+        (None, {}),
+        (Guard.AA_CONTROL, {"control": [[1.2, 1.2]] * 4}),
+        (Guard.BASELINE_DRIFT, {"eager": [[6.5, 6.5]] * 4}),
+        (Guard.OUTPUT_READY, {"keep_ms": [3.2, 2.2]}),
+        (None, {"keep_ms": [9.0, 1.2]}),  # one of two copies was interrupted
+    ],
+)
+def test_what_makes_times_doubtful(guard: Guard | None, change: dict[str, Any]) -> None:
+    watch = stopwatch(Side("reference", 1), Side("solution", 1))
+    watch._keep_ms = change.pop("keep_ms", [1.0, 1.0])
+    watch._copy_ms = 1.0
+    watch.rounds = ROUNDS | change
+    watch._doubt()
+    assert [doubt.split(":")[0] for doubt in watch.doubts] == ([str(guard)] if guard else [])
+
+
+def test_bare_calls_are_believed_where_they_say_more() -> None:
+    """A process that leaves out 0.5 ms around its timed calls is charged for them."""
+    watch = stopwatch(Side("reference", 1), Side("solution", 1))
+    watch._launch_ms = 0.1
+    for bare, expected in (([0.9, 0.91, 0.92], 0.8), ([1.4, 1.4, 9.0], 1.3)):
+        watch.rounds, watch._bare = dict(ROUNDS), bare
+        watch._charge_bare_calls()
+        assert watch.rounds["solution"][0][0] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("reply", [{}, {"ms": -1.0}, {"ms": "fast"}, {"ms": float("nan")}])
 def test_a_rehearsal_must_take_time(reply: Any) -> None:
-    sides = Side("reference", 1), Side("solution", reply)
-    trial = Trial(cast(Any, Machine(Target.CPU)), cast(Any, sides[0]), cast(Any, sides[1]), 0)
+    watch = stopwatch(Side("reference", {"ms": 1.0}), Side("solution", reply))
     with pytest.raises(Refusal, match="not a time") as refusal:
-        trial.calibrate()
+        watch._surroundings("ask")
     assert refusal.value.status is VerdictStatus.INTEGRITY
 
 
@@ -118,14 +175,54 @@ class Timed(Side):
 def test_the_call_after_a_copy_is_not_timed(calls: int) -> None:
     """It asks the driver for the memory that the copy has taken."""
     solution = Timed("solution", {})
-    trial = Trial(
-        cast(Any, Machine(Target.CPU)), cast(Any, Side("reference", 1)), cast(Any, solution), 0
-    )
-    trial._eager_ms = 1e6  # nothing is slow against it
+    watch = stopwatch(Side("reference", 1), solution)
+    watch._eager_ms = 1e6  # nothing is slow against it
     timed: list[float] = []
     for _ in range(20):  # which call is copied is drawn
-        samples = trial._time_solution(calls, keep=True)
+        samples = watch._time_solution(calls, keep=True)
         assert len(samples) == calls
         timed += samples
     assert len(solution.after_copy) == 20
     assert not set(timed) & set(solution.after_copy)
+
+
+class Answers(Side):
+    """Either side; every call takes a millisecond."""
+
+    pid = 1 << 30  # nobody's
+
+    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+        return [1.0] * params["calls"] if method == "time" else {"ms": 1.0}
+
+
+def look(reasons: int) -> device_state.Sample:
+    return device_state.Sample(
+        sm_clock_mhz=1980.0, temperature_c=40.0, power_w=300.0, reasons=reasons
+    )
+
+
+@pytest.mark.parametrize(
+    ("looks", "rounds", "discarded", "doubtful"),
+    [
+        ([0] * 8, 8, 0, False),
+        ([0, 0x40, 0, 0, 0, 0, 0, 0, 0], 8, 1, False),  # one hot round is measured again
+        ([0x04] * 8, 8, 0, False),  # a power cap is no fault
+        ([0x08] * 8, 0, 2, True),  # slowed down for good: an answer, and no empty success
+    ],
+)
+def test_rounds_of_a_throttled_device_do_not_count(
+    looks: list[int], rounds: int, discarded: int, doubtful: bool
+) -> None:
+    watch = stopwatch(Answers("reference", 1), Answers("solution", 1))
+    watch._eager_ms, trace = 1e6, iter(looks)
+    machine = cast(Any, watch._bench.machine)
+    machine.device_watch = SimpleNamespace(sample=lambda: look(next(trace)))
+    watch._rounds(8, watch_on=True)
+    assert len(watch.rounds["solution"]) == len(watch.rounds["eager"]) == rounds
+    assert watch.discarded == discarded
+    watch._keep_ms, watch._copy_ms = [1.0], 1.0
+    watch._doubt()
+    assert any(d.startswith("device_state") for d in watch.doubts) is doubtful
+    found = device_state.summary(watch.states, watch.discarded)
+    assert found is not None
+    assert found.discarded_rounds == discarded

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import types
 
+import pytest
 import torch
 
 from runtime.problem_code import load_module, make_model
 from tests import samples
 from verification.inputs import (
     DISTRIBUTIONS,
+    KEEPING,
+    NEEDLES,
     RING_SLOTS,
+    WIDENING,
     Draw,
     InputRing,
+    add_needles,
     checksum,
     draw_inputs,
+    resized,
     timed_inputs,
+    widens,
     without_model,
 )
 
@@ -31,7 +38,7 @@ def test_both_processes_make_the_same_inputs() -> None:
     for name in DISTRIBUTIONS:
         draw = Draw(seed=5, distribution=name, state_seed=0)
         one, two = draw_inputs(whole, "cpu", draw), draw_inputs(stripped, "cpu", draw)
-        assert torch.equal(one[0], two[0])
+        assert torch.equal(one[0].view(torch.int32), two[0].view(torch.int32))
         assert checksum(one) == checksum(two)
 
 
@@ -52,11 +59,53 @@ def test_seeds_and_distributions_differ() -> None:
     assert len(seen) == 2 * len(DISTRIBUTIONS)
 
 
-def test_distributions_keep_signs_and_the_unit_interval() -> None:
+def test_some_distributions_keep_signs_and_the_unit_interval() -> None:
     unit, signed = torch.rand(100, 7), torch.randn(100, 7)
-    for change in DISTRIBUTIONS.values():
+    for change in KEEPING.values():
         assert bool(((change(unit) >= 0) & (change(unit) <= 1)).all())
         assert int((change(signed) > 0).sum()) == int((signed > 0).sum())
+
+
+def test_the_others_leave_the_unit_interval() -> None:
+    unit = torch.rand(100, 70)
+    centred, large, special = (WIDENING[n](unit) for n in ("centred", "large", "special"))
+    assert float(centred.min()) < -0.5
+    assert float(centred.mean()) == pytest.approx(1.0, abs=1e-3)
+    assert float(large.max()) > 50.0
+    assert bool(torch.isnan(special).any())
+    assert bool(torch.isposinf(special).any()) and bool(torch.isneginf(special).any())
+    assert int((special != unit).sum()) <= NEEDLES
+    assert torch.equal(WIDENING["special"](torch.rand(3)).isnan(), torch.tensor([1, 0, 0]).bool())
+
+
+@pytest.mark.parametrize(("call", "able"), [("F.gelu(x)", True), ("x.long()", False)])
+def test_what_would_fail_an_assertion_on_a_gpu_is_not_tried(call: str, able: bool) -> None:
+    assert widens(samples.CODE.replace("F.gelu(x * self.weight)", call)) is able
+
+
+def test_needles_change_a_few_elements_where_they_lie() -> None:
+    floats, words, nothing = torch.rand(50, 100), torch.arange(5000), torch.empty(0)
+    before = [floats.clone(), words.clone()]
+    address, version = floats.data_ptr(), floats._version
+    add_needles([floats, words, nothing, 7], 3)
+    changed = floats != before[0]
+    assert 1 <= int(changed.sum()) <= NEEDLES
+    assert float(floats[changed].min()) > 20.0  # fifty times a root mean square of 0.58
+    assert (floats.data_ptr(), floats._version) == (address, version)
+    assert not torch.equal(words, before[1])
+    assert torch.equal(words.sort().values, before[1])
+    again = [b.clone() for b in before]
+    add_needles(again, 3)
+    assert torch.equal(again[0], floats)
+    assert torch.equal(again[1], words)
+
+
+def test_a_neighbouring_shape_has_one_row_less() -> None:
+    found = resized([torch.ones(4, 3), torch.ones(4), torch.ones(3), 2.0])
+    assert found is not None
+    assert [v.shape for v in found[:3]] == [(3, 3), (3,), (3,)]
+    assert resized([torch.ones(1, 3)]) is None
+    assert resized([5]) is None
 
 
 def test_checksum_sees_one_bit_and_the_order() -> None:

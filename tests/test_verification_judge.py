@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -45,7 +46,11 @@ def test_an_honest_solution_is_measured_whole(judge: Judge) -> None:
     names = [check.name for check in verdict.checks]
     assert names[:5] == ["draw"] * 5
     assert "timed" in names
-    assert {c.distribution for c in verdict.checks} >= {"natural", "small", "heavy", "structured"}
+    assert {c.distribution for c in verdict.checks} >= {
+        "natural", "centred", "large", "heavy", "structured", "needle",
+    }  # fmt: skip
+    assert verdict.attribution is not None
+    assert verdict.attribution.knocked_out == 1
     assert verdict.solution is not None
     assert verdict.eager is not None
     assert verdict.aa_control is not None
@@ -72,7 +77,8 @@ def test_a_slow_solution_is_checked_on_a_timed_call_too(
     verdict = judge.verify(slow, effort)
     assert verdict.solution is not None, verdict.reason
     assert verdict.effort == effort
-    assert len(verdict.solution.samples_ms) == rounds  # one call in each
+    # One call a round, unless the baseline happens to be slow.
+    assert rounds <= len(verdict.solution.samples_ms) <= 2 * rounds
     assert "timed" in [check.name for check in verdict.checks]
 
 
@@ -218,6 +224,8 @@ def test_memory_that_a_neighbour_had_is_asked_for_again(
     monkeypatch.setattr(cpu_machine, "room_pauses_s", pauses_s)
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
+        shown = functools.partial(cpu_machine.spawn, view_write=[folder])
+        monkeypatch.setattr(cpu_machine, "spawn", shown)
         full = f"os.mkdir({folder + '/tried'!r})\n            raise torch.OutOfMemoryError"
         full = f"if not os.path.exists({folder + '/tried'!r}):\n            {full}('full')"
         verdict = judge.verify(

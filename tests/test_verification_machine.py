@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -23,24 +24,25 @@ from verification.toolchain import toolchain
 ENTRY = "tests.sandbox_entry:handlers"
 
 
-def _build(cache: Path, memory_gib: float = 16.0) -> building.Build:
-    return build(samples.solution(), Target.CPU, toolchain(Target.CPU), cache, 120.0, memory_gib)
+def _build(
+    cache: Path, memory_gib: float = 16.0, run: building.Runner | None = None
+) -> building.Build:
+    tools = toolchain(Target.CPU)
+    return build(samples.solution(), Target.CPU, tools, cache, 120.0, memory_gib, run=run)
 
 
 def test_a_build_that_another_finishes_first_is_used_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its library may be in use already: by hash, by copy, by a process that has it loaded."""
-    run_ninja = building._run_ninja
     theirs: list[os.stat_result] = []
 
-    def overtaken(work: Path, timeout_s: float, memory_gib: float) -> None:
-        monkeypatch.setattr(building, "_run_ninja", run_ninja)
+    def overtaken(command: list[str], folder: Path, timeout_s: float) -> tuple[int, str]:
         theirs.append(os.stat(_build(tmp_path).library))
-        run_ninja(work, timeout_s, memory_gib)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        return done.returncode, done.stdout
 
-    monkeypatch.setattr(building, "_run_ninja", overtaken)
-    found = os.stat(_build(tmp_path).library)
+    found = os.stat(_build(tmp_path, run=overtaken).library)
     assert (found.st_ino, found.st_mtime_ns) == (theirs[0].st_ino, theirs[0].st_mtime_ns)
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -136,8 +136,22 @@ def _verdict_columns(verdict: Verdict | None) -> Row:
         "effort": verdict.effort if verdict else None,
         "build_s": verdict.build_s if verdict else None,
         "harness": verdict.harness if verdict else None,
+        **_evidence(verdict),
         "isolation": to_json(verdict.isolation) if verdict else None,
         **_environment_columns(verdict.environment if verdict else None),
+    }
+
+
+def _evidence(verdict: Verdict | None) -> Row:
+    """What else is known about a verdict: null where nothing could be found out."""
+    work = verdict.attribution if verdict else None
+    state = verdict.device_state if verdict else None
+    return {
+        "labels": list(verdict.labels) if verdict else None,
+        "processes": verdict.processes if verdict else None,
+        "knocked_out": work.knocked_out if work else None,
+        "own_share": work.own_share if work else None,
+        "sm_clock_mhz": state.sm_clock_mhz if state else None,
     }
 
 

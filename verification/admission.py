@@ -9,20 +9,27 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.sandbox import Worker, WorkerError
 from runtime.trace import OperatorNode, declared_operators
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import Admission, AdmitReason, Problem, Target
+from verification.bench import fresh_seed
 from verification.judge import harness_hash, open_reference
 from verification.machine import Machine
 from verification.roofline import roofline_ms
 from verification.room import NoRoom, was_full, with_room
-from verification.trial import fresh_seed
 
 EAGER_BAND_MS = {Target.CPU: (1.0, 100.0), Target.CUDA: (1.0, 100.0)}
 TIMED_CALLS = 5
+MEANINGLESS = (
+    AdmitReason.TRIVIAL_ANSWER,
+    AdmitReason.CONSTANT_OUTPUT,
+    AdmitReason.CRASH,
+    AdmitReason.TIMEOUT,
+)
 
 
 class SignatureLike(Protocol):
@@ -36,6 +43,19 @@ class SignatureLike(Protocol):
     def ngrams_attributes(self) -> tuple[str, ...]: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Operators:
+    """What a problem computes, where nothing is to be compared with other problems."""
+
+    operators: tuple[str, ...]
+    ngrams: tuple[str, ...] = ()
+    ngrams_attributes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(nodes: Sequence[OperatorNode]) -> _Operators:
+        return _Operators(operators=tuple(node.operator for node in nodes))
+
+
 def admit(
     problem: Problem,
     machine: Machine,
@@ -47,7 +67,31 @@ def admit(
     `signature` makes the n-grams of an operator graph; `declared` are the call names the problem
     says it makes, in any order. Raises NoRoom when a GPU stays full of others' memory.
     """
-    key = content_key(harness_hash(), problem.problem_id, sorted(declared), machine.environment)
+    return _screen_once(problem, machine, signature, sorted(declared))
+
+
+def prepare(problem: Problem, machine: Machine) -> Admission:
+    """Screen a problem for a verdict, not for a data set: somebody's own, which declares nothing.
+
+    The same rules, but for the declaration; no n-grams. A refusal is a doubt about the problem
+    and need not be the end: see `is_meaningless`. Raises NoRoom as `admit` does.
+    """
+    return _screen_once(problem, machine, _Operators.of, None)
+
+
+def is_meaningless(admission: Admission) -> bool:
+    """Whether a verdict on this problem would say nothing: a constant or its own input passes,
+    or the reference does not live to be compared with."""
+    return admission.reason in MEANINGLESS
+
+
+def _screen_once(
+    problem: Problem,
+    machine: Machine,
+    signature: Callable[[Sequence[OperatorNode]], SignatureLike],
+    declared: list[str] | None,
+) -> Admission:
+    key = content_key(harness_hash(), problem.problem_id, declared, machine.environment)
     found = machine.recall("admissions", key)
     if found is not None:
         return from_json(Admission, found)
@@ -72,7 +116,7 @@ def _screen(
     problem: Problem,
     machine: Machine,
     signature: Callable[[Sequence[OperatorNode]], SignatureLike],
-    declared: Sequence[str],
+    declared: Sequence[str] | None,
 ) -> Admission:
     worker: Worker | None = None
     raised = AdmitReason.EAGER_ERROR
@@ -84,7 +128,7 @@ def _screen(
             return _refused(problem, machine, AdmitReason(found["reason"]), found["detail"])
         nodes = [from_json(OperatorNode, node) for node in found["nodes"]]
         made = Counter(declared_operators(nodes))
-        if made != Counter(declared):
+        if declared is not None and made != Counter(declared):
             detail = f"declared {sorted(declared)}, found {sorted(made.elements())}"
             return _refused(problem, machine, AdmitReason.DECLARED_OPS, detail)
         raised = AdmitReason.COMPILE_ERROR
@@ -92,6 +136,10 @@ def _screen(
         times = _time(worker, machine)
     except WorkerError as error:
         return _refused(problem, machine, _reason(error, raised), str(error))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # The worker runs the problem's code, which may write on any of its descriptors.
+        detail = f"an answer that is not ours: {type(error).__name__}: {error}"
+        return _refused(problem, machine, AdmitReason.CRASH, detail)
     finally:
         if worker is not None:
             machine.end(worker)
@@ -123,16 +171,17 @@ def _timed(
     times: dict[str, float],
     described: SignatureLike,
 ) -> Admission:
+    """Outside the band it is refused, and keeps its times: they are true all the same."""
     low, high = EAGER_BAND_MS[machine.target]
+    reason, detail = None, ""
     if not low <= times["eager"] <= high:
         reason = AdmitReason.TOO_FAST if times["eager"] < low else AdmitReason.TOO_SLOW
         detail = f"eager takes {times['eager']:.3f} ms, expected {low:g} to {high:g} ms"
-        return _refused(problem, machine, reason, detail)
     floor = roofline_ms(found["min_bytes"], found["flops"], problem.precision, machine.rates)
     return Admission(
         problem_id=problem.problem_id,
-        reason=None,
-        detail="",
+        reason=reason,
+        detail=detail,
         operators=described.operators,
         ngrams=described.ngrams,
         ngrams_attributes=described.ngrams_attributes,

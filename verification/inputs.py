@@ -1,15 +1,21 @@
 """Inputs from a seed, the same bits in the reference's and in the solution's process.
 
 The solution's process never sees the reference: `without_model` removes it from the text that
-makes the inputs. Distributions are maps that keep the domain of what they change (signs,
-positive numbers, the unit interval), so that they suit any operator:
+makes the inputs. A draw is what `get_inputs()` makes, changed by a distribution. Those that keep
+the domain of what they change (signs, positive numbers, the unit interval) suit any operator:
 
     natural     as `get_inputs()` draws them
     small       x / 64
     heavy       x * |x|: a heavier tail
     structured  sorted along the last dimension: neighbours are alike, extremes sit together
 
-Not covered: values a domain would allow but `get_inputs()` never comes near, such as infinities.
+The others leave it, on purpose: most problems draw from the unit interval and mean all numbers.
+They are skipped where the reference refuses them (`widens` says for which problems not even to
+try, because on a GPU a failed assertion ends the process):
+
+    centred     4 (x - mean) + 1: both signs, another mean and spread
+    large       100 x
+    special     NaN, infinities, zeros, the largest and the smallest numbers in 64 places
 """
 
 from __future__ import annotations
@@ -25,14 +31,32 @@ import torch
 
 from runtime.problem_code import make_inputs
 
-DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+KEEPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "natural": lambda x: x,
     "small": lambda x: x / 64,
     "heavy": lambda x: x * x.abs(),
     "structured": lambda x: x.sort(dim=-1).values if x.dim() else x,
 }
-DRAWS = ("natural", "natural", "small", "heavy", "structured")
-"""The five draws of a verdict."""
+WIDENING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "centred": lambda x: (x.double() - x.double().mean()).mul_(4.0).add_(1.0).to(x.dtype),
+    "large": lambda x: x * 100,
+    "special": lambda x: _with_specials(x),
+}
+DISTRIBUTIONS = {**KEEPING, **WIDENING}
+DRAWS = {
+    "reward": (("natural", "centred", "large"), ("heavy", "structured")),
+    "publish": (
+        ("natural", "centred", "large", "special"),
+        ("natural", "heavy", "structured", "small"),
+    ),
+}
+"""The draws of a verdict; between the two groups the parameters change in place."""
+ASSERTING = ("binary_cross_entropy(", "BCELoss(", "bernoulli", "multinomial", ".long()", ".int()")
+"""What makes a float that is out of its domain a failed assertion on a GPU."""
+SPECIALS = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-40, 3e38)
+NEEDLES = 64
+NEEDLE_SIZE = 50.0
+"""Of the root mean square: a mean over millions moves by more than any budget."""
 
 RING_SLOTS, LARGE_RING_SLOTS = 4, 2
 LARGE_BYTES = 256 << 20
@@ -64,6 +88,60 @@ def draw_inputs(module: types.ModuleType, device: str, draw: Draw) -> list[Any]:
         change(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for value in make_inputs(module, device, draw.seed)
     ]
+
+
+def widens(code: str) -> bool:
+    """Whether a problem can be tried on inputs outside the domain of its own."""
+    return not any(name in code for name in ASSERTING)
+
+
+def resized(values: list[Any]) -> list[Any] | None:
+    """The same inputs with one row less, in every tensor that has as many rows as the first.
+
+    None where there is no row to leave out.
+    """
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.dim()]
+    if not tensors or tensors[0].shape[0] < 2:
+        return None
+    rows = tensors[0].shape[0]
+    return [
+        v[:-1].clone() if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == rows else v
+        for v in values
+    ]
+
+
+def _with_specials(x: torch.Tensor) -> torch.Tensor:
+    """Special values in NEEDLES places that follow from nothing but the shape."""
+    changed = x.clone()
+    places = _places(x, 0)
+    values = torch.tensor(SPECIALS, dtype=torch.float64, device=x.device).to(x.dtype)
+    changed.view(-1)[places] = values.repeat(NEEDLES // len(SPECIALS))[: len(places)]
+    return changed
+
+
+def add_needles(values: list[Any], seed: int) -> None:
+    """Change a few elements of every tensor in place, without torch's noticing (its version
+    counters stay): floats become large with their sign kept, others change places."""
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or not value.numel() or not value.is_contiguous():
+            continue
+        flat = value.data.view(-1)
+        places = _places(flat, seed + index)
+        picked = flat[places]
+        if value.is_floating_point():
+            size = torch.linalg.vector_norm(flat.double()) / flat.numel() ** 0.5
+            signs = torch.where(picked < 0, -1.0, 1.0).double()
+            flat[places] = (signs * size * NEEDLE_SIZE).to(flat.dtype)
+        else:
+            flat[places] = picked.roll(1)
+
+
+def _places(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """Up to NEEDLES distinct flat positions."""
+    generator = torch.Generator().manual_seed(seed)
+    count = value.numel()
+    picked = torch.randint(0, count, (NEEDLES,), generator=generator).unique()
+    return picked.to(value.device)
 
 
 def checksum(values: list[Any]) -> str:

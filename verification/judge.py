@@ -5,12 +5,13 @@
     solution worker  solution's code, unprivileged and offline        verification.solution_worker
 
 A `Judge` serves one problem: its reference worker stays for all the solutions of a rollout, each
-solution gets a worker of its own. Verdicts are kept in the store, so nothing finished is
-measured twice.
+solution gets a worker of its own (at the effort `publish` several). Verdicts are kept in the
+store, so nothing finished is measured twice.
 
-Not covered yet: which kernels ran and whose they are; code that reaches into its own worker, which
-could compute when an output is asked for instead of when it is timed, leave out the flush before a
-call (0.13 ms on a GPU), or keep the device busy while a baseline is timed.
+    build, audit of the binary          verification.build, verification.binary
+    right, and whose work               verification.checking
+    how fast, beside the baselines      verification.measuring
+    with its own kernels dead: wrong?   here
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from runtime.sandbox import RemoteError, Worker, WorkerError, WorkerOutOfMemory
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import (
     Admission,
-    Interval,
+    Attribution,
     Isolation,
     Problem,
     Solution,
@@ -35,26 +36,52 @@ from schemas.records import (
     VerdictStatus,
 )
 from verification import timing
-from verification.build import Build, BuildError, BuildTimeout
+from verification.bench import Bench, Refusal, fresh_seed
+from verification.build import BuildError, BuildTimeout
+from verification.built import write_files
+from verification.checking import check_solution, label_solution
+from verification.draft import Draft
+from verification.guards import Guard, switched
 from verification.inputs import without_model
 from verification.machine import Machine
+from verification.measuring import Stopwatch
 from verification.room import was_full, with_room
-from verification.trial import Refusal, Trial, fresh_seed
 
 TIMING_ATTEMPTS = 3
-FLOOR_SHARE = 0.8
-"""Of the roofline, which is at the copy rate: reading alone can be an eighth faster."""
-FLOOR_BYTES = 256 << 20
-"""Problems that move less may sit in a cache, where the copy rate of the memory is no floor."""
+
+
+class IsolationError(RuntimeError):
+    """This machine cannot confine a solution enough for numbers that are to be published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a solution may do besides its own work."""
+
+    libraries: frozenset[str] = frozenset()
+    """NVIDIA's libraries it may call: "cublas" for products, "cudnn" for convolutions."""
+    off: frozenset[Guard] = frozenset()
+    """Guards that are not asked; for tests of the guards, and recorded in `Verdict.harness`."""
+    partial_isolation: bool = False
+    """Whether the effort `publish` goes ahead on a machine that cannot isolate fully."""
 
 
 class Judge:
     """Verdicts on solutions of one admitted problem; a context manager that ends its workers."""
 
-    def __init__(self, problem: Problem, admission: Admission, machine: Machine) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        admission: Admission,
+        machine: Machine,
+        policy: Policy | None = None,
+        off: Collection[Guard] = frozenset(),
+    ) -> None:
         self._problem = problem
         self._admission = admission
         self._machine = machine
+        self._policy = policy or Policy(off=frozenset(off))
+        self._harness = harness_hash() + switched(self._policy.off)
         self._reference: Worker | None = None
         self._mail = contextlib.ExitStack()
         self._mail_folder = ""
@@ -80,10 +107,16 @@ class Judge:
         self._mail.close()
 
     def verify(self, solution: Solution, effort: str = "reward") -> Verdict:
-        """Judge a solution; from the store if this harness has measured it here before."""
+        """Judge a solution; from the store if this harness has measured it here before.
+
+        Raises IsolationError, before any work, when a verdict to be published could not be isolated
+        fully and the policy does not say that this is known.
+        """
+        if effort == "publish" and not self._policy.partial_isolation:
+            _require_full(self._machine)
         key = content_key(
-            harness_hash(), self._problem.problem_id, solution.solution_id, effort,
-            self._machine.environment,
+            self._harness, self._problem.problem_id, solution.solution_id, effort,
+            self._machine.environment, sorted(self._policy.libraries),
         )  # fmt: skip
         found = self._machine.recall("verdicts", key)
         if found is not None:
@@ -97,14 +130,11 @@ class Judge:
         return verdict
 
     def _measure(self, solution: Solution, effort: str) -> Verdict:
-        record = _Draft(self._problem, self._admission, solution, effort, self._machine)
+        record = Draft(
+            self._problem, self._admission, solution, effort, self._machine, self._harness
+        )
         try:
-            record.build = self._machine.build(solution)
-            with (
-                self._machine.scratch() as scratch,
-                self._bench(solution, scratch, record) as trial,
-            ):
-                self._try(trial, effort, record)
+            self._try(solution, effort, record)
         except BuildTimeout as error:
             return record.refused(VerdictStatus.TIMEOUT, str(error))
         except BuildError as error:
@@ -119,47 +149,94 @@ class Judge:
             return record.refused(VerdictStatus.REFERENCE_ERROR, f"{error.kind}: {error}")
         return record.timed()
 
+    def _try(self, solution: Solution, effort: str, record: Draft) -> None:
+        """Raises Refusal, BuildError, WorkerError."""
+        record.build = self._machine.build(solution, self._policy.libraries)
+        self._audit_binary(record)
+        publish = effort == "publish"
+        with self._bench(solution, record) as (bench, state):
+            record.bench = bench
+            check_solution(bench, effort, state)
+            self._time(bench, record, effort)
+            if publish:
+                label_solution(bench, state)
+            else:
+                self._knock_out(bench, state, record)
+        if publish:
+            for _ in range(timing.PROCESSES[effort] - 1):
+                with self._bench(solution, record) as (other, _):
+                    self._time(other, record, effort)
+            with self._bench(solution, record) as (last, state):
+                self._knock_out(last, state, record)
+
+    def _time(self, bench: Bench, record: Draft, effort: str) -> None:
+        watch = Stopwatch(bench, self._admission)
+        record.watches.append(watch)
+        rounds = timing.ROUNDS[effort] // timing.PROCESSES[effort]
+        for _ in range(TIMING_ATTEMPTS):
+            watch.make_rings()
+            watch.measure(rounds, watch_on=effort == "publish")
+            watch.check_timed()
+            if not watch.doubts:
+                return
+
     @contextlib.contextmanager
-    def _bench(self, solution: Solution, scratch: Path, record: _Draft) -> Iterator[Trial]:
-        """A trial with both workers ready and the solution loaded."""
-        for source in solution.files:
-            file = scratch / source.path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(source.text)
-            file.chmod(0o644)
-            file.parent.chmod(0o755 if file.parent != scratch else 0o777)
-        machine, state_seed = self._machine, fresh_seed()
-        library = str(machine.public(_built(record)))
-        reference = self._ready_reference()
-        state = str(scratch / "state.pt")
-        given = machine.ask(
-            reference, "set_state", seed=state_seed, path=state, renew_mail=self._renew_mail
-        )
-        self._renew_mail = False
-        worker = machine.spawn(
+    def _bench(self, solution: Solution, record: Draft) -> Iterator[tuple[Bench, Path]]:
+        """A bench with both workers ready and the solution loaded; and where its state goes."""
+        with self._machine.scratch() as scratch:
+            write_files(solution, scratch)
+            machine, state_seed = self._machine, fresh_seed()
+            reference = self._ready_reference()
+            state = scratch / "state.pt"
+            given = machine.ask(
+                reference,
+                "set_state",
+                seed=state_seed,
+                path=str(state),
+                renew_mail=self._renew_mail,
+                redraw=Guard.FRESH_PARAMETERS not in self._policy.off,
+            )
+            self._renew_mail = False
+            worker = self._spawn(solution, scratch)
+            bench = Bench(
+                machine,
+                reference,
+                worker,
+                state_seed,
+                off=self._policy.off,
+                libraries=self._policy.libraries,
+            )
+            try:
+                record.isolation = from_json(Isolation, machine.open(worker)["isolation"])
+                machine.ask(worker, "load")
+                bench.ask(
+                    "build_model",
+                    libraries=machine.publish(record.built().libraries),
+                    state=str(state),
+                    init_inputs=given["init_inputs"],
+                )
+                yield bench, state
+            finally:
+                machine.end(worker)
+
+    def _spawn(self, solution: Solution, scratch: Path) -> Worker:
+        return self._machine.spawn(
             "verification.solution_worker:handlers",
             "solution",
             scratch=str(scratch),
+            form=solution.form,
             precision=str(self._problem.precision),
             inputs_code=self._inputs_code,
             log=str(scratch / "log"),
             mail=self._mail_folder,
+            launches=self._machine.launches,
         )
-        trial = Trial(machine, reference, worker, state_seed)
-        record.trial = trial
-        try:
-            record.isolation = from_json(Isolation, machine.open(worker)["isolation"])
-            machine.ask(worker, "load")
-            trial.load(library, state, given["init_inputs"])
-            yield trial
-        finally:
-            machine.end(worker)
 
     def _ready_reference(self) -> Worker:
         """The reference's worker, loaded and with its baseline compiled."""
         if self._reference is None:
             machine = self._machine
-            folder = self._mail.enter_context(machine.scratch())
+            folder = self._mail.enter_context(machine.scratch(work=False))
             folder.chmod(0o755)
             self._mail_folder = str(folder)
             self._reference = open_reference(self._problem, machine, self._mail_folder)
@@ -169,101 +246,63 @@ class Judge:
                     self._reference.call("first_run", machine.timeout_s)
         return self._reference
 
-    def _try(self, trial: Trial, effort: str, record: _Draft) -> None:
-        trial.check_draws()
-        for _ in range(TIMING_ATTEMPTS):
-            trial.make_rings()
-            trial.measure(effort)
-            trial.check_timed()
-            if record.steady():
-                return
+    def _audit_binary(self, record: Draft) -> None:
+        """What the built libraries ask for. Raises Refusal."""
+        if Guard.BINARY_AUDIT in self._policy.off:
+            return
+        found = record.built().refusals(self._policy.libraries)
+        if found:
+            raise Refusal(VerdictStatus.INTEGRITY, "; ".join(found)[:500], Guard.BINARY_AUDIT)
 
+    def _knock_out(self, bench: Bench, state: Path, record: Draft) -> None:
+        """The same solution built with its kernels dead must be wrong. Raises Refusal.
 
-class _Draft:
-    """A verdict being written."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        admission: Admission,
-        solution: Solution,
-        effort: str,
-        machine: Machine,
-    ) -> None:
-        self._common: dict[str, Any] = {
-            "problem_id": problem.problem_id,
-            "solution_id": solution.solution_id,
-            "effort": effort,
-            "roofline_ms": admission.roofline_ms,
-            "headroom": admission.headroom,
-            "environment": machine.environment,
-            "harness": harness_hash(),
-        }
-        self._admission = admission
-        self._target = str(machine.target)
-        self.build: Build | None = None
-        self.trial: Trial | None = None
-        self.isolation: Isolation | None = None
-
-    def _verdict(self, status: VerdictStatus, reason: str, **measured: Any) -> Verdict:
-        nothing = dict.fromkeys(
-            ("solution", "eager", "compile", "speedup_eager", "speedup_compile", "aa_control")
-        )
-        return Verdict(
-            status=status,
-            reason=reason,
-            checks=tuple(self.trial.checks) if self.trial else (),
-            isolation=self.isolation,
-            build_s=self.build.build_s if self.build else None,
-            binary_hash=self.build.binary_hash if self.build else None,
-            **self._common,
-            **{**nothing, **measured},
-        )
-
-    def refused(self, status: VerdictStatus, reason: str) -> Verdict:
-        return self._verdict(status, reason)
-
-    def _control(self) -> Interval:
-        rounds = self._rounds()
-        return timing.speedup(rounds["compile"], rounds["control"])
-
-    def _rounds(self) -> dict[str, list[list[float]]]:
-        if self.trial is None:
-            raise RuntimeError("nothing was timed")
-        return self.trial.rounds
-
-    def steady(self) -> bool:
-        """Whether the control is 1 within tolerance; a solution far behind needs no such care."""
-        if self.trial is not None and self.trial.cut_short:
-            return True
-        return abs(self._control().point - 1.0) <= timing.AA_TOLERANCE[self._target]
-
-    def timed(self) -> Verdict:
-        """The verdict when every check passed: CORRECT with speedups, or UNMEASURED and why."""
-        rounds, clock = self._rounds(), self.trial.clock if self.trial else ""
-        measured: dict[str, Any] = {
-            side: timing.measurement(rounds[side], clock)
-            for side in ("eager", "compile", "solution")
-        }
-        measured["aa_control"] = control = self._control()
-        if not self.steady():
-            reason = (
-                f"the A/A control is {control.point:.3f}, "
-                f"expected 1 within {timing.AA_TOLERANCE[self._target]}"
+        Not covered: code that finds out, by a kernel of its own whose result it knows.
+        """
+        built = record.built()
+        record.attribution = _attribution(record)
+        if Guard.KNOCK_OUT in self._policy.off or not built.dead:
+            return
+        seed = fresh_seed()
+        draw = {"seed": seed, "distribution": "natural", "state_seed": bench.state_seed}
+        try:
+            bench.refer("expect", draw=draw)
+            bench.ask(
+                "build_model",
+                libraries=self._machine.publish(built.dead),
+                state=str(state),
+                init_inputs=bench.refer("init_inputs")["init_inputs"],
             )
-            return self._verdict(VerdictStatus.UNMEASURED, reason, **measured)
-        if self._below_floor(measured["solution"].median_ms):
-            reason = f"{measured['solution'].median_ms:.4f} ms is below the roofline"
-            return self._verdict(VerdictStatus.UNMEASURED, reason, **measured)
-        for side in ("eager", "compile"):
-            measured[f"speedup_{side}"] = timing.speedup(rounds[side], rounds["solution"])
-        return self._verdict(VerdictStatus.CORRECT, "", **measured)
+            got = bench.ask("run", draw=draw)
+            right = bench.compared("knock_out", "natural", seed, got)[0].passed
+        except Refusal:
+            return  # it does not even run
+        if right:
+            raise Refusal(
+                VerdictStatus.INTEGRITY, "it is right without its own kernels", Guard.KNOCK_OUT
+            )
 
-    def _below_floor(self, median_ms: float) -> bool:
-        floor, moved = self._admission.roofline_ms, self._admission.min_bytes
-        if floor is None or moved is None or moved < FLOOR_BYTES:
-            return False
-        return median_ms < FLOOR_SHARE * floor
+
+def _attribution(record: Draft) -> Attribution:
+    """The watched call with the least own work stands for all."""
+    seen = record.bench.work if record.bench else []
+    least = min(seen, key=lambda work: work.own_share or 0.0, default=None)
+    return Attribution(
+        knocked_out=record.built().knocked_out,
+        own_launches=least.own_launches if least else None,
+        own_share=least.own_share if least else None,
+        foreign=tuple(sorted(least.foreign)) if least else (),
+    )
+
+
+def _require_full(machine: Machine) -> None:
+    isolation = machine.isolation
+    if not isolation.full:
+        raise IsolationError(
+            f"expected full isolation for a verdict to be published, got {isolation}: run on a "
+            "machine that gives it (python -m pipelines.doctor says what is missing), or allow "
+            "partial isolation, which the verdict then shows"
+        )
 
 
 def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker:
@@ -297,18 +336,17 @@ def _no_room(verdict: Verdict) -> bool:
     return full and was_full(verdict.reason)
 
 
-def _built(record: _Draft) -> Build:
-    if record.build is None:
-        raise RuntimeError("nothing was built")
-    return record.build
-
-
 @functools.cache
 def harness_hash() -> str:
     """The hash of every source file a verdict depends on."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for folder in ("runtime", "schemas", "verification"):
-        for file in sorted((root / folder).glob("*.py")):
+    for folder, kind in (
+        ("runtime", "*.py"),
+        ("schemas", "*.py"),
+        ("verification", "*.py"),
+        ("verification/native", "**/*.*"),
+    ):
+        for file in sorted((root / folder).glob(kind)):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

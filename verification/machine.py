@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ import psutil
 from runtime.lease import DeviceLease, physical_name
 from runtime.sandbox import Limits, ParentGone, Worker, Zygote
 from runtime.store import Store
+from runtime.view import WORK
 from schemas.codec import content_key, from_json
 from schemas.records import Environment, Isolation, Solution, Target
-from verification.build import Build, build
+from verification.attribution import build_launches
+from verification.built import Built, assemble
+from verification.device_state import DeviceWatch
 from verification.room import PAUSES_S
 from verification.toolchain import Toolchain, toolchain
 
-WORKERS = ("verification.reference_worker", "verification.solution_worker")
+WORKERS = ("verification.reference_worker", "verification.solution_worker", "runtime.command")
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 16 << 30
 DYING_S = 5.0
@@ -68,6 +72,7 @@ class Machine:
         self.timeout_s = settings.problem_timeout_s
         self.num_threads = len(os.sched_getaffinity(0)) if self.target is Target.CPU else 1
         self.lease = DeviceLease(physical_name(settings.device), log=settings.lease_log)
+        self.device_watch = DeviceWatch(settings.device)
         self.store = Store(settings.store)
         self.cache = Path(settings.cache)
         self.builds = self.cache / "builds"
@@ -106,6 +111,14 @@ class Machine:
     @functools.cached_property
     def toolchain(self) -> Toolchain:
         return toolchain(self.target, self._probed["capability"])
+
+    @functools.cached_property
+    def launches(self) -> str:
+        """The library that attributes launches in a solution's process; "" where there is none."""
+        if self.target is Target.CPU:
+            return ""
+        library, _ = build_launches(self.cache / "native")
+        return self.publish({"launches": library})["launches"] if library else ""
 
     @functools.cached_property
     def rates(self) -> dict[str, float]:
@@ -158,17 +171,10 @@ class Machine:
         with self.lease.shared():
             worker.close(wait_s=DYING_S)
 
-    def build(self, solution: Solution) -> Build:
-        """The solution's library, within three steps' worth of time. Raises BuildError."""
+    def build(self, solution: Solution, allowed: Collection[str] = ()) -> Built:
+        """The solution's libraries, within three steps' worth of time. Raises BuildError."""
         with self.building():
-            return build(
-                solution,
-                self.target,
-                self.toolchain,
-                self.builds,
-                timeout_s=3 * self.timeout_s,
-                memory_gib=self.settings.memory_limit_gib + ADDRESSES_GIB,
-            )
+            return assemble(self, solution, allowed)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -197,41 +203,74 @@ class Machine:
             **more,
         }
 
-    def spawn(self, entry: str, role: str, **config: Any) -> Worker:
+    def spawn(self, entry: str, role: str, limits: Limits | None = None, **config: Any) -> Worker:
         """Fork a worker; from a new parent of our own when the warm one was killed, which costs the
-        work that was under way and no more."""
+        work that was under way and no more.
+
+        A solution or a builder sees neither store nor cache, and of our temporary folders those in
+        `config`: `scratch` (to be read, with a folder `work` of its own), `mail` (files to be
+        filled), `view_read` (the public libraries, unless it says otherwise) and `view_write`.
+        """
+        settings = self.settings
+        told = {
+            "view_hide": [os.path.abspath(path) for path in (settings.store, settings.cache)],
+            "view_read": [str(self._public_folder())],
+            **self.config(**config),
+        }
+        limits = limits or self._limits_beside(config.get("mail"))
         try:
-            return self.zygote.spawn(entry, self.config(**config), self.limits, role)
+            return self.zygote.spawn(entry, told, limits, role)
         except ParentGone:
             if self._zygote is not None:
                 self._zygote.close()
             self._zygote = start_zygote(self.cache, self.target)
-            return self._zygote.spawn(entry, self.config(**config), self.limits, role)
+            return self._zygote.spawn(entry, told, limits, role)
+
+    def _limits_beside(self, mail: str | None) -> Limits:
+        """Ours, with files no larger than twice the largest in the mail, or a gigabyte: a mail
+        folder is in memory, and whoever may fill its files could fill that."""
+        if not mail:
+            return self.limits
+        largest = max((file.stat().st_size for file in Path(mail).iterdir()), default=0)
+        return replace(self.limits, file_gib=min(self.limits.file_gib, 1 + 2 * largest / 2**30))
 
     @contextlib.contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A folder for one solution, writable for whoever runs it, gone afterwards."""
+    def scratch(self, work: bool = True) -> Iterator[Path]:
+        """A folder for one solution, gone afterwards: whoever runs it reads what is there, and
+        writes in the folder `work` in it, if there is to be one."""
         folder = Path(tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-", dir=self._scratch_root))
         try:
-            folder.chmod(0o777)
+            folder.chmod(0o755)
+            if work:
+                (folder / WORK).mkdir()
+                (folder / WORK).chmod(0o777)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def public(self, build: Build) -> Path:
-        """The built library where an unprivileged user can load it.
+    def publish(self, libraries: dict[str, Path]) -> dict[str, str]:
+        """Built libraries where an unprivileged user can load them, by name.
 
         Our cache may lie in a home folder that is closed to others, and memory folders are often
         mounted without the right to execute.
         """
+        folder = self._public_folder()
+        published = {}
+        for name, library in libraries.items():
+            content = hashlib.sha256(library.read_bytes()).hexdigest()[:16]
+            copy = folder / f"{content}.so"
+            if not copy.exists():
+                shutil.copy(library, copy)
+                copy.chmod(0o755)
+            published[name] = str(copy)
+        return published
+
+    def _public_folder(self) -> Path:
+        """Made before the first worker, which sees it from then on or never."""
         if self._public is None:
             self._public = Path(tempfile.mkdtemp(prefix=f"ops6k-{os.getpid()}-"))
             self._public.chmod(0o755)
-        library = self._public / f"{build.binary_hash}.so"
-        if not library.exists():
-            shutil.copy(build.library, library)
-            library.chmod(0o755)
-        return library
+        return self._public
 
     def close(self) -> None:
         if self._public is not None:

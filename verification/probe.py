@@ -7,10 +7,11 @@ warm parent is to have one.
 from __future__ import annotations
 
 import platform
-import subprocess
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,9 +48,13 @@ def _device_id(kind: str, name: object) -> str:
 
 
 def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip().split("\n")[0] if done.returncode == 0 else None
+    """From the kernel module, since a confined process runs no programs such as nvidia-smi."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    return found[0] if found else None
 
 
 def _cpu_name() -> str:

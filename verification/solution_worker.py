@@ -1,25 +1,28 @@
 """The solution's process: unprivileged, offline, and believed only where that costs the solution.
 
-It gets inputs by seed, parameters by file and the library the judge built. What it says about
+It gets inputs by seed, parameters by file and the libraries the judge built. What it says about
 time is checked against the judge's own clock, what it says about correctness is not asked:
-outputs are read and judged elsewhere.
+outputs are read and judged elsewhere. What it notices about itself (`audit`, guard bands,
+changed inputs) may only lower a verdict.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
-import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from runtime import cabi
+from verification import forms
+from verification.attribution import AttributionError, Launches, LaunchReport
+from verification.audit import DispatchAudit, ProcessAudit, forbid_compilers
+from verification.bands import Bands
 from verification.clock import Clock, warm_up
-from verification.inputs import Draw, InputRing, checksum, draw_inputs
+from verification.inputs import Draw, InputRing, add_needles, checksum, draw_inputs, resized
 from verification.transport import Mailbox, flatten_outputs
 from verification.worker_setup import (
     opener,
@@ -29,76 +32,175 @@ from verification.worker_setup import (
     synchronize,
 )
 
+POISONED_BLOCKS = 2
+"""Of the size of every output, before each checked call."""
+
 
 class Candidate:
     """A solution being asked for outputs."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.device: str = config["device"]
+        self._form: str = config["form"]
         self.scratch = Path(config["scratch"])
         self._mailbox = Mailbox(config["mail"], self.device)
         set_precision(config["precision"])
         self.module = _inputs_module(config["inputs_code"])
         self._clock = Clock(self.device)
+        self._launches = _watcher(config)
+        self._audit = ProcessAudit()
+        forbid_compilers()
         self._alive: list[tuple[str, list[torch.Tensor]]] = []
+        self._checked: list[Any] = []
+        self._bands = Bands()
         self._ring: InputRing | None = None
         self._inputs: Any = None
         self._result: Any = None
         self._kept: dict[int, tuple[str, list[torch.Tensor]]] = {}
+        self._rooms: list[list[torch.Tensor]] = []
 
     def ping(self) -> dict[str, Any]:
         """A call as `call` does it, with work that is ours: what goes on around the work?"""
         return {"ms": self._clock.rehearse()}
 
-    def build_model(self, library: str, state: str, init_inputs: list[Any]) -> dict[str, Any]:
+    def build_model(
+        self, libraries: dict[str, str], state: str, init_inputs: list[Any]
+    ) -> dict[str, Any]:
         """Import `model_new.py`, construct `ModelNew` and give it the reference's parameters."""
-        cabi.bind(library)
-        sys.modules["cabi"] = cabi
-        sys.path.insert(0, str(self.scratch))
-        path = self.scratch / "model_new.py"
-        spec = importlib.util.spec_from_file_location("model_new", path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"cannot import {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["model_new"] = module
-        spec.loader.exec_module(module)
-        with torch.device(self.device):
-            model = module.ModelNew(*init_inputs).eval()
+        self._audit.libraries |= set(libraries.values())
+        for library in libraries.values():
+            self._own(library)
+        with self._audit.listening():
+            self._solution = forms.import_model(self._form, self.scratch, libraries)
+        self._construct(state, init_inputs)
+        return {}
+
+    def _own(self, library: str) -> None:
+        if self._launches is not None:
+            self._launches.own(Path(library))
+
+    def _construct(self, state: str, init_inputs: list[Any]) -> None:
+        with self._audit.listening(), torch.device(self.device):
+            model = self._solution.ModelNew(*init_inputs).eval()
         weights = torch.load(state, map_location=self.device, weights_only=True)
-        model.load_state_dict(weights, strict=True)
-        self.model = model.to(self.device)
+        with self._audit.listening():
+            model.load_state_dict(weights, strict=True)
+            self.model = model.to(self.device)
+        for tensor in self._state():
+            tensor.data = self._bands.copy(tensor.data)
+        self._state_sum = checksum(self._state())
         synchronize()
+
+    def _state(self) -> list[torch.Tensor]:
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return [tensor for _, tensor in sorted(named.items())]
+
+    def change_state(self, state: str) -> dict[str, Any]:
+        """New values in the parameters and buffers where they lie, without torch's noticing."""
+        weights = torch.load(state, map_location=self.device, weights_only=True)
+        mine = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        for name, value in weights.items():
+            if name in mine:
+                mine[name].data.copy_(value)
+        self._state_sum = checksum(self._state())
         return {}
 
     def _forward(self, inputs: list[Any]) -> Any:
         with torch.no_grad():
             return self.model(*inputs)
 
-    def run(self, draw: dict[str, Any]) -> dict[str, Any]:
+    def run(self, draw: dict[str, Any], audited: bool = False) -> dict[str, Any]:
         """One checked call. The outputs stay alive, so that a reused buffer shows at the end."""
+        bands = Bands()
+        self._checked = [
+            bands.copy(value) if isinstance(value, torch.Tensor) else value
+            for value in draw_inputs(self.module, self.device, Draw(**draw))
+        ]
+        return self._run(bands, audited)
+
+    def run_needles(self, seed: int) -> dict[str, Any]:
+        """The inputs of the last checked call with a few elements changed where they lie."""
+        add_needles(self._checked, seed)
+        return self._run(Bands(), False)
+
+    def run_resized(self, draw: dict[str, Any]) -> dict[str, Any]:
+        """A checked call at a neighbouring shape."""
         inputs = draw_inputs(self.module, self.device, Draw(**draw))
+        self._checked = resized(inputs) or inputs
+        return self._run(Bands(), False)
+
+    def run_arguments(
+        self, draw: dict[str, Any], state: str, arguments: list[Any]
+    ) -> dict[str, Any]:
+        """A checked call of a model with other constructor arguments."""
+        self._construct(state, arguments)
+        return self.run(draw)
+
+    def _run(self, bands: Bands, audited: bool) -> dict[str, Any]:
+        inputs = self._checked
         before = checksum(inputs)
         self._poison()
-        structure, outputs = flatten_outputs(self._forward(inputs))
-        if self._clock.cuda:
-            torch.cuda.synchronize()
+        audit = DispatchAudit(bands)
+        with (
+            self._watching() as seen,
+            self._audit.listening(),
+            audit if audited else contextlib.nullcontext(),
+        ):
+            result = self._forward(inputs)
+            synchronize()
+        structure, outputs = flatten_outputs(result)
         self._alive.append((checksum(list(outputs)), outputs))
         return {
             "checksum": before,
             "inputs_kept": checksum(inputs) == before,
+            "bands_kept": bands.kept(),
+            "computed": sorted(set(audit.computed))[:20],
             "aliases": shares_memory(outputs, inputs),
+            "launches": seen.get("launches"),
             **self._send(structure, outputs),
         }
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[dict[str, Any]]:
+        """Whose kernels run meanwhile; the answer is there afterwards, where anything can tell."""
+        seen: dict[str, Any] = {}
+        if self._launches is None:
+            yield seen
+            return
+        self._launches.begin()
+        yield seen
+        seen["launches"] = _account(self._launches.end())
 
     def _poison(self) -> None:
         """Fill what the allocator is about to hand out with NaN, so that it cannot pass as output.
 
-        Only on a GPU: on a CPU large blocks come from the system as zeros.
+        Not covered: blocks of other sizes, which a shape-dependent kernel may ask for first.
         """
-        if self._clock.cuda and self._alive:
-            for output in self._alive[-1][1]:
-                size = output.numel() * output.element_size()
-                torch.empty(size, dtype=torch.uint8, device=output.device).fill_(0xFF)
+        if self._alive:
+            blocks = [
+                torch.empty_like(output)
+                for output in self._alive[-1][1]
+                for _ in range(POISONED_BLOCKS)
+            ]
+            for block in blocks:
+                if block.is_contiguous() and block.numel():
+                    block.view(-1).view(torch.uint8).fill_(0xFF)
+
+    def repeat(self, times: int) -> dict[str, Any]:
+        """Run the last inputs again and again; hands over the output that strays furthest from
+        the first one, in units of that one's scale."""
+        first: list[torch.Tensor] | None = None
+        furthest, far = None, -1.0
+        for _ in range(times):
+            structure, outputs = flatten_outputs(self._forward(self._checked))
+            if first is None:
+                first = [output.clone() for output in outputs]
+            distance = _distance(outputs, first)
+            if distance > far:
+                furthest, far = (structure, [output.clone() for output in outputs]), distance
+        if furthest is None:
+            raise RuntimeError("nothing was repeated")
+        return {"differs": far > 0.0, **self._send(*furthest)}
 
     def _send(self, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Hand outputs to the reader, over those it has read."""
@@ -106,27 +208,40 @@ class Candidate:
         return {"structure": structure, "outputs": sent}
 
     def alive(self) -> dict[str, Any]:
-        """Whether all earlier outputs still hold what they held. Then they are let go."""
+        """Whether all earlier outputs, the state and its bands still hold what they held, and what
+        the code has asked the system for. Outputs and inputs are let go then."""
         kept = all(checksum(list(outputs)) == was for was, outputs in self._alive)
-        self._alive = []
+        self._alive, self._checked = [], []
         release(self.device)
-        return {"kept": kept}
+        return {
+            "kept": kept,
+            "state_kept": checksum(self._state()) == self._state_sum,
+            "bands_kept": self._bands.kept(),
+            "asked": self._audit.asked,
+        }
 
     def make_ring(self, seed: int) -> dict[str, Any]:
         """Make the inputs of the timed calls."""
         self._ring = self._inputs = self._result = None  # before there is a second one
-        self._kept = {}
+        self._kept, self._rooms = {}, []
         release(self.device)
         self._ring = InputRing(self.module, self.device, seed)
         synchronize()
         return {}
 
-    def warm_up(self) -> dict[str, Any]:
-        """Run until caches and allocator are warm; says with how many calls."""
+    def warm_up(self, rooms: int) -> dict[str, Any]:
+        """Run until caches and allocator are warm; says with how many calls.
+
+        Leaves memory for `rooms` copies of an output, so that copying is all that `keep` does.
+        """
         if self._ring is None:
             raise RuntimeError("make_ring comes first")
         ring = self._ring
-        return {"calls": warm_up(lambda: self._forward(ring.advance()))}
+        calls = warm_up(lambda: self._forward(ring.advance()))
+        _, outputs = flatten_outputs(self._forward(ring.advance()))
+        self._rooms = [[torch.zeros_like(o) for o in outputs] for _ in range(rooms)]
+        synchronize()
+        return {"calls": calls + 1}
 
     def prepare(self) -> dict[str, Any]:
         """New values in the inputs, before the judge starts its clock."""
@@ -137,11 +252,17 @@ class Candidate:
         self._clock.prepare()
         return {}
 
-    def call(self) -> dict[str, Any]:
-        """One timed call."""
-        milliseconds, result = self._clock.time(lambda: self._forward(self._inputs))
+    def call(self, bare: bool = False) -> dict[str, Any]:
+        """One timed call; a `bare` one has nothing of ours around it that could be left out."""
+        milliseconds, result = self._clock.time(lambda: self._forward(self._inputs), not bare)
         self._result = result
         return {"ms": milliseconds}
+
+    def watch(self) -> dict[str, Any]:
+        """A call like a timed one, in which kernels are attributed and CUPTI's clock is read."""
+        with self._watching() as seen:
+            reply = self.call(bare=True)
+        return {**reply, "launches": seen.get("launches")}
 
     def keep(self, number: int) -> dict[str, Any]:
         """Copy the output of the last timed call, asked for after the clock has stopped.
@@ -150,8 +271,13 @@ class Candidate:
         others may use the device again.
         """
         structure, outputs = flatten_outputs(self._result)
-        self._kept[number] = (structure, [output.clone() for output in outputs])
+        room = self._rooms.pop() if self._rooms else []
+        if [o.shape for o in outputs] != [r.shape for r in room]:
+            room = [torch.empty_like(o) for o in outputs]
+        for copy, output in zip(room, outputs, strict=True):
+            copy.copy_(output)
         synchronize()
+        self._kept[number] = (structure, room)
         return {}
 
     def hand_over(self, number: int) -> dict[str, Any]:
@@ -160,39 +286,79 @@ class Candidate:
         return self._send(*self._kept.pop(number))
 
 
+def _watcher(config: dict[str, Any]) -> Launches | None:
+    """Watches kernels from before anything of the solution is loaded; None where nothing can."""
+    if not config["launches"]:
+        return None
+    launches = Launches(Path(config["launches"]))
+    try:
+        launches.start()
+    except AttributionError:
+        return None
+    return launches
+
+
+def _account(report: LaunchReport) -> dict[str, Any]:
+    """A report as JSON."""
+    return {
+        "kernels": [
+            {
+                "own": use.own,
+                "name": use.name[:200],
+                "records": use.records,
+                "ms": use.device_ms,
+            }
+            for use in report.kernels
+        ],
+        "span_ms": report.span_ms,
+        "problems": list(report.problems),
+    }
+
+
+def _distance(outputs: list[torch.Tensor], first: list[torch.Tensor]) -> float:
+    """Largest difference of an element, of the first outputs' largest; 0 for bitwise equality."""
+    worst = 0.0
+    for one, two in zip(outputs, first, strict=True):
+        if torch.equal(one, two):
+            continue
+        difference = (one.double() - two.double()).abs().nan_to_num(nan=1e30).max()
+        scale = two.double().abs().nan_to_num().max() + 1e-30
+        worst = max(worst, float(difference / scale), 1e-30)
+    return worst
+
+
 def _inputs_module(code: str) -> types.ModuleType:
     module = types.ModuleType("problem_inputs")
     exec(compile(code, "<problem_inputs>", "exec"), module.__dict__)
     return module
 
 
+METHODS = (
+    "ping", "build_model", "change_state", "run", "run_needles", "run_resized", "run_arguments",
+    "repeat", "alive",
+    "make_ring", "warm_up", "prepare", "call", "watch", "keep", "hand_over",
+)  # fmt: skip
+
+
 def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Callable[..., Any]]:
     """The entry point of a solution worker."""
     os.chdir(config["scratch"])
-    os.environ["HOME"] = config["scratch"]
     state: dict[str, Candidate] = {}
 
     def load() -> dict[str, Any]:
         state["candidate"] = Candidate(config)
         return {}
 
+    def record() -> dict[str, Any]:
+        """What extensions the solution asks to be built; run in a worker of its own."""
+        return {"extensions": forms.record(Path(config["scratch"]))}
+
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["candidate"], name)(**params)
 
-    names = (
-        "ping",
-        "build_model",
-        "run",
-        "alive",
-        "make_ring",
-        "warm_up",
-        "prepare",
-        "call",
-        "keep",
-        "hand_over",
-    )
     return {
         "open": opener(config, isolation),
         "load": load,
-        **{name: method(name) for name in names},
+        "record": record,
+        **{name: method(name) for name in METHODS},
     }

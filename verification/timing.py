@@ -28,6 +28,18 @@ ROUND_MS = {"cpu": 10.0, "cuda": 5.0}
 """What varies on a GPU varies from round to round: a second half of the calls of a round makes the
 interval a tenth narrower and takes as long as the first."""
 BOOTSTRAP_SAMPLES = 2000
+PROCESSES = {"reward": 1, "publish": 5}
+"""Processes of the solution that its times come from."""
+READY_SLACK_MS, READY_SHARE = {"cpu": 1.0, "cuda": 0.08}, 0.25
+"""How much longer than copying it takes reading an output may take, in milliseconds or as a share
+of the solution's time, whichever is more."""
+BARE_SLACK_MS, BARE_SHARE = 0.03, 0.05
+"""How much more bare calls may say than timed ones: launches differ."""
+SPAN_SLACK_MS, SPAN_SHARE = 0.05, 0.15
+"""How far CUPTI's span of a call may lie from its events: launches are not in it."""
+DRIFT = {"cpu": 3.0, "cuda": 1.2}
+"""How much slower than at admission a baseline may be. On a CPU this is about the machine alone,
+since the solution stands still meanwhile."""
 
 
 def calls_per_round(baseline_ms: float, target: str) -> int:
@@ -74,7 +86,7 @@ def believable(
     """The solution's times of one round, from two clocks.
 
     `inside` is the clock in the solution's process, `outside` the judge's clock around the same
-    call with `ping_ms` (what surrounds the work of a call, by `Trial.calibrate`) taken off. The
+    call with `ping_ms` (what surrounds the work of a call, as `Stopwatch` finds it) taken off. The
     inside clock is finer; it is believed as long as it does not claim less time than the judge saw
     pass.
     """

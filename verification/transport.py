@@ -24,8 +24,12 @@ STAGING_BYTES = 16 << 20
 
 
 def describe(value: torch.Tensor) -> dict[str, Any]:
-    """Shape and dtype, as JSON."""
-    return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    """Shape, dtype and layout, as JSON."""
+    return {
+        "shape": list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "contiguous": value.is_contiguous(),
+    }
 
 
 class Mailbox:
@@ -76,6 +80,9 @@ class Mailbox:
         """Read a tensor of the shape, dtype and device of `like`. Raises ValueError, OSError."""
         value = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         flat = _bytes(value)
+        there = self._path(index).stat().st_size
+        if there < flat.numel():
+            raise ValueError(f"expected {flat.numel()} bytes, got a file of {there}")
         mapped = self._map(index, flat.numel())
         if mapped is not None:
             flat.copy_(mapped)

@@ -1,0 +1,206 @@
+"""The bench: one solution's worker beside the reference's, and how the judge talks to both.
+
+Everything that goes wrong in the solution's worker is the solution's fault and raised as a
+`Refusal`; a fault of the reference's side passes through as a WorkerError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from runtime.sandbox import Worker, WorkerError
+from schemas.records import Check, Target, VerdictStatus
+from verification import own_work
+from verification.guards import Guard
+from verification.machine import Machine
+
+
+class Refusal(Exception):
+    """Why a solution is refused; `guard` when it fell to one."""
+
+    def __init__(self, status: VerdictStatus, reason: str, guard: Guard | None = None) -> None:
+        super().__init__(f"{guard}: {reason}" if guard is not None else reason)
+        self.status = status
+        self.reason = str(self)
+
+
+def fresh_seed() -> int:
+    """Drawn from the operating system after the solution is frozen; logged in the verdict."""
+    return secrets.randbits(31)
+
+
+class Bench:
+    """Two workers, the guards that are on, and the comparisons made so far.
+
+    Every call shares the device with others, except inside `alone`.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        reference: Worker,
+        solution: Worker,
+        state_seed: int,
+        off: Collection[Guard] = frozenset(),
+        libraries: Collection[str] = frozenset(),
+    ) -> None:
+        self.machine = machine
+        self.state_seed = state_seed
+        self.checks: list[Check] = []
+        self.labels: list[str] = []
+        self.work: list[own_work.Work] = []
+        """Whose work the watched calls were."""
+        self._libraries = frozenset(libraries)
+        self._reference = reference
+        self._solution = solution
+        self._off = frozenset(off)
+        self._held = False
+
+    def on(self, guard: Guard) -> bool:
+        return guard not in self._off
+
+    def require(
+        self,
+        guard: Guard,
+        held: object,
+        reason: str,
+        status: VerdictStatus = VerdictStatus.INTEGRITY,
+    ) -> None:
+        """Refuse unless `held`, or the guard is off. Raises Refusal."""
+        if not held and self.on(guard):
+            raise Refusal(status, reason, guard)
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call the solution's worker. Raises Refusal."""
+        with _blaming_solution(method):
+            reply = self._call(self._solution, method, **params)
+        return _answer(method, reply)
+
+    def refer(self, method: str, **params: Any) -> Any:
+        """Call the reference's worker. Raises WorkerError."""
+        return self._call(self._reference, method, **params)
+
+    def _call(self, worker: Worker, method: str, **params: Any) -> Any:
+        if self._held:
+            return worker.call(method, self.machine.timeout_s, **params)
+        return self.machine.ask(worker, method, **params)
+
+    def both(
+        self, referred: tuple[str, dict[str, Any]], asked: tuple[str, dict[str, Any]]
+    ) -> tuple[Any, Any]:
+        """Call both workers; on a GPU at once, which is what lets a timing begin sooner."""
+        if self.machine.target is Target.CPU:  # both would want all cores
+            return self.refer(referred[0], **referred[1]), self.ask(asked[0], **asked[1])
+        timeout_s = self.machine.timeout_s
+        with self.machine.lease.shared():
+            with _blaming_solution(asked[0]):
+                self._solution.send(asked[0], **asked[1])
+            try:
+                wanted = self._reference.call(referred[0], timeout_s, **referred[1])
+            except WorkerError:
+                self._solution.close()  # it must not compute on beside somebody's timing
+                raise
+            with _blaming_solution(asked[0]):
+                reply = self._solution.receive(timeout_s)
+        return wanted, _answer(asked[0], reply)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """The device to ourselves."""
+        with self.machine.lease.exclusive():
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    @contextlib.contextmanager
+    def solution_stopped(self) -> Iterator[None]:
+        """On a CPU the solution's process stands still while a baseline is timed.
+
+        Not on a GPU, where a kernel runs on without its process: BASELINE_DRIFT is for that.
+        """
+        if self.machine.target is not Target.CPU:
+            yield
+            return
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._solution.pid, number)
+
+    def attribute(self, reply: dict[str, Any]) -> None:
+        """Whose work a watched call was; nothing is concluded where nothing could be seen.
+
+        Raises Refusal.
+        """
+        account = reply.get("launches")
+        if account is None:
+            return
+        try:
+            work = own_work.of_launches(account, self._libraries)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refusal(VerdictStatus.INTEGRITY, f"no account of launches: {error}") from error
+        self.work.append(work)
+        why = own_work.objection(work)
+        self.require(Guard.ATTRIBUTION, why is None, str(why))
+
+    def compare(
+        self,
+        name: str,
+        distribution: str,
+        seed: int,
+        got: dict[str, Any],
+        guard: Guard | None = None,
+    ) -> None:
+        """Compare handed-over outputs with the reference's last expectation. Raises Refusal.
+
+        `guard`: what this comparison is there for; else it is named by what it fell to.
+        """
+        check, fell_to = self.compared(name, distribution, seed, got)
+        if check.passed:
+            self.checks.append(check)
+            return
+        reason = f"{name} {distribution}: {check.detail}"
+        self.checks.append(check)
+        raise Refusal(VerdictStatus.INCORRECT, reason, guard or fell_to)
+
+    def compared(
+        self, name: str, distribution: str, seed: int, got: dict[str, Any], again: bool = False
+    ) -> tuple[Check, Guard]:
+        """The same without consequences."""
+        outputs = got.get("outputs")
+        if not isinstance(outputs, list):
+            raise Refusal(VerdictStatus.INTEGRITY, "no outputs were handed over", Guard.STRUCTURE)
+        found = self.refer(
+            "check",
+            structure=got.get("structure"),
+            outputs=outputs,
+            off=sorted(self._off),
+            again=again,
+        )
+        fell_to = Guard(found.pop("guard", Guard.BUDGET))
+        return Check(name=name, distribution=distribution, seed=seed, **found), fell_to
+
+
+@contextlib.contextmanager
+def _blaming_solution(method: str) -> Iterator[None]:
+    try:
+        yield
+    except WorkerError as error:
+        raise Refusal(VerdictStatus(error.kind), f"{method}: {error}") from error
+
+
+def _answer(method: str, reply: Any) -> dict[str, Any]:
+    if not isinstance(reply, dict):
+        raise Refusal(VerdictStatus.INTEGRITY, f"{method}: not an answer: {reply!r:.200}")
+    return reply

@@ -1,0 +1,323 @@
+"""Timing one solution: interleaved with the baselines, alone on the device, outputs checked.
+
+Three clocks are read. The finest is in the solution's process (CUDA events); it is believed as
+far as the judge's own clock, around the same calls and around `bare` ones, bears it out. CUPTI's
+span of an unannounced call is the third, where there is CUPTI (`verification.attribution`).
+
+What the solution's process could do about time, and what is for it:
+
+    claim less          JUDGE_CLOCK: the judge's clock around every call
+    leave out the flush the reference's process flushes the shared caches before every call; a bare
+                        call has nothing of ours around it to leave out
+    compute when asked  OUTPUT_READY: copying an output after the clock costs what copying costs
+    skip some calls     TIMED_OUTPUTS: which call's output is checked is drawn after it returned
+    slow the baselines  on a CPU it is stopped meanwhile; on a GPU BASELINE_DRIFT
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from schemas.records import Admission, Target, VerdictStatus
+from verification import device_state, timing
+from verification.bench import Bench, Refusal, fresh_seed
+from verification.guards import Guard
+
+PINGS = 8
+BARE_CALLS = 4
+KEPT_CALLS = 2
+EARLY_ROUNDS = 3
+SLOW = 4.0
+"""Times eager, beyond which a solution is called once a round."""
+HOPELESS = 0.5
+"""Below this speedup over both baselines after EARLY_ROUNDS, watching on changes nothing."""
+
+
+class Stopwatch:
+    """The times of one solution's process, complete when `measure` returns."""
+
+    def __init__(self, bench: Bench, admission: Admission) -> None:
+        self._bench = bench
+        self._admission = admission
+        self.rounds: dict[str, list[list[float]]] = {}
+        self.clock = ""
+        self.cut_short = False
+        self.states: list[device_state.Sample] = []
+        self.discarded = 0
+        """Rounds that were thrown away because the device was throttled."""
+        self.doubts: list[str] = []
+        """Why these times are not to be believed, each beginning with its guard."""
+        self._kept: list[int] = []
+        self._keep_ms: list[float] = []
+        self._bare: list[float] = []
+        self._span: tuple[float, float] | None = None
+        """CUPTI's clock and the events', where the two do not agree."""
+        self._count = 0
+        self._ring_seed = 0
+        self._eager_ms = 0.0
+        self._ping_ms = 0.0
+        self._launch_ms = 0.0
+        self._copy_ms = 0.0
+
+    @property
+    def _target(self) -> str:
+        return str(self._bench.machine.target)
+
+    def make_rings(self) -> None:
+        """The inputs of the timed calls and warm caches, on both sides; nothing is timed yet."""
+        self._ring_seed = fresh_seed()
+        self._bench.refer("make_ring", seed=fresh_seed())
+        self._bench.ask("make_ring", seed=self._ring_seed)
+        warm, also = self._bench.both(("warm_up", {}), ("warm_up", {"rooms": KEPT_CALLS}))
+        # A false count only makes the reference replay other inputs, and the solution fail.
+        self._kept, self._keep_ms, self._bare, self.doubts = [], [], [], []
+        self._count, self.clock = int(also["calls"]), warm["clock"]
+
+    def measure(self, rounds: int, watch_on: bool) -> None:
+        """Time all sides, interleaved, with the device to ourselves. Raises Refusal.
+
+        `watch_on`: do not stop early, however hopeless it looks.
+        """
+        with self._bench.alone():
+            self._calibrate()
+            self._rounds(rounds, watch_on)
+        self._bench.refer("stop_timing")
+        self._charge_bare_calls()
+        self._doubt()
+
+    def _calibrate(self) -> None:
+        """What surrounds the work of a call on the judge's clock.
+
+        The smaller answer of the two processes counts: a solution could slow its own, and more
+        would be kinder to it.
+        """
+        bench = self._bench
+        self._ping_ms = min(self._surroundings("refer"), self._surroundings("ask"))
+        with bench.solution_stopped():
+            eager = bench.refer("time", side="eager", calls=3)
+            self._eager_ms = statistics.median(eager)
+            if bench.machine.target is Target.CUDA:
+                self._launch_ms = max(self._bare_ms(side) for side in ("eager", "compile"))
+            self._copy_ms = statistics.median(
+                _timed(lambda: bench.refer("rehearse_keep"))[1] for _ in range(3)
+            )
+
+    def _surroundings(self, who: str) -> float:
+        call: Callable[..., Any] = getattr(self._bench, who)
+        costs = []
+        for _ in range(PINGS):
+            reply, outside_ms = _timed(lambda: call("ping"))
+            costs.append(outside_ms - _milliseconds(reply))
+        return statistics.median(costs)
+
+    def _bare_ms(self, side: str) -> float:
+        """What surrounds the work of a baseline's bare call: its launch, and the way here."""
+        outside = []
+        for _ in range(BARE_CALLS):
+            self._bench.refer("flush")
+            outside.append(_timed(lambda: self._bench.refer("call_bare", side=side))[1])
+        inside = self._bench.refer("time", side=side, calls=BARE_CALLS)
+        return max(0.0, statistics.median(outside) - statistics.median(inside))
+
+    def _rounds(self, total: int, watch_on: bool) -> None:
+        bench = self._bench
+        calls = timing.calls_per_round(self._eager_ms, self._target)
+        # Secret rounds in which one call's output is checked; one of them is sure to be early.
+        keep = {secrets.randbelow(min(EARLY_ROUNDS, total))}
+        keep |= {secrets.randbelow(total) for _ in range(KEPT_CALLS - 1)}
+        watched = secrets.randbelow(min(EARLY_ROUNDS, total))
+
+        def baseline(side: str) -> list[float]:
+            with bench.solution_stopped():
+                return list(bench.refer("time", side=side, calls=calls))
+
+        sides: dict[str, Callable[[], list[float]]] = {
+            "eager": lambda: baseline("eager"),
+            "compile": lambda: baseline("compile"),
+            "control": lambda: baseline("compile"),
+            "solution": lambda: self._time_solution(
+                calls, len(self.rounds["solution"]) in keep, len(self.rounds["solution"]) == watched
+            ),
+        }
+        self.rounds, self.states, self.discarded = {side: [] for side in sides}, [], 0
+        index = 0
+        while index < total:
+            for side in timing.order(list(sides), index):
+                self.rounds[side].append(sides[side]())
+            if self._throttled():
+                for found in self.rounds.values():
+                    found.pop()
+                if device_state.too_many(self.discarded, total):
+                    break
+                continue
+            index += 1
+            self.cut_short = not watch_on and index >= EARLY_ROUNDS and self._hopeless()
+            if self.cut_short:
+                break
+
+    def _throttled(self) -> bool:
+        """Look at the device after a round; whether the round is to be thrown away for it."""
+        state = self._bench.machine.device_watch.sample()
+        if state is None:
+            return False
+        self.states.append(state)
+        thrown = state.throttled and self._bench.on(Guard.DEVICE_STATE)
+        self.discarded += thrown
+        return thrown
+
+    def _time_solution(self, calls: int, keep: bool, watched: bool = False) -> list[float]:
+        """One round of the solution. A slow one is called once a round, which is only noisier.
+
+        `keep`: have the output of one of the timed calls copied, which one is drawn here.
+        `watched`: have one more call whose kernels are attributed.
+        """
+        if watched and self._bench.machine.target is Target.CUDA:
+            self._watch()
+        _, untimed = self._call_solution()
+        inside: list[float] = []
+        outside: list[float] = []
+        kept_call = secrets.randbelow(calls)
+        for index in range(calls):
+            number = self._count
+            one, other = self._call_solution()
+            inside.append(one)
+            outside.append(other)
+            # By the fastest call so far: one interruption does not make a solution slow.
+            slow = min(untimed, *outside) > SLOW * self._eager_ms
+            if keep and (slow or index == kept_call):
+                self._keep(number)
+            if slow:
+                break
+            if keep and index == kept_call:
+                self._call_solution()  # untimed: a copy is no usual neighbour
+        if not self._bench.on(Guard.JUDGE_CLOCK):
+            return inside
+        if self._bench.machine.target is Target.CUDA:
+            self._bare.append(self._call_solution(bare=True)[1])
+        return timing.believable(inside, outside, self._ping_ms)
+
+    def _watch(self) -> None:
+        """One call of which CUPTI says whose kernels ran, and from when to when."""
+        self._bench.ask("prepare")
+        self._bench.refer("flush")
+        reply = self._bench.ask("watch")
+        self._count += 1
+        self._bench.attribute(reply)
+        account = reply.get("launches")
+        if account is None:
+            return
+        span, events = float(account["span_ms"]), _milliseconds(reply)
+        slack = max(timing.SPAN_SLACK_MS, timing.SPAN_SHARE * events)
+        self._span = (span, events) if abs(span - events) > slack else None
+
+    def _charge_bare_calls(self) -> None:
+        """Where bare calls say more, by more than a baseline's launch explains, they are right.
+
+        One process leaves out what surrounds a timed call of its own, and so claims too little; of
+        a bare call there is nothing to leave out.
+        """
+        if not self._bare or not self.rounds["solution"]:
+            return
+        seen_ms = statistics.median(self._bare) - self._launch_ms
+        claimed_ms = statistics.median(map(statistics.median, self.rounds["solution"]))
+        slack_ms = max(timing.BARE_SLACK_MS, timing.BARE_SHARE * claimed_ms)
+        if seen_ms > claimed_ms + slack_ms:
+            more = seen_ms - claimed_ms
+            self.rounds["solution"] = [[s + more for s in r] for r in self.rounds["solution"]]
+
+    def _keep(self, number: int) -> None:
+        _, outside_ms = _timed(lambda: self._bench.ask("keep", number=number))
+        self._keep_ms.append(outside_ms)
+        self._kept.append(number)
+
+    def _call_solution(self, bare: bool = False) -> tuple[float, float]:
+        """One call with fresh inputs and cold caches: (its own clock, the judge's clock) in ms."""
+        self._bench.ask("prepare")
+        if self._bench.machine.target is Target.CUDA:
+            self._bench.refer("flush")
+        reply, outside_ms = _timed(lambda: self._bench.ask("call", bare=bare))
+        self._count += 1
+        return _milliseconds(reply), outside_ms
+
+    def _hopeless(self) -> bool:
+        best = max(
+            timing.speedup(self.rounds[side], self.rounds["solution"]).high
+            for side in ("eager", "compile")
+        )
+        return best < HOPELESS
+
+    def _doubt(self) -> None:
+        """Find reasons not to believe these times."""
+        if device_state.too_many(self.discarded, len(self.rounds["solution"]) + self.discarded):
+            self.doubts.append(
+                f"{Guard.DEVICE_STATE}: the device was throttled in {self.discarded} rounds"
+            )
+            return
+        solution_ms = statistics.median(map(statistics.median, self.rounds["solution"]))
+        slack_ms = max(timing.READY_SLACK_MS[self._target], timing.READY_SHARE * solution_ms)
+        waited_ms = min(self._keep_ms) - self._copy_ms
+        if waited_ms > slack_ms:
+            self._suspect(
+                Guard.OUTPUT_READY,
+                f"reading an output took {waited_ms:.3f} ms longer than copying it takes",
+            )
+        if not self.cut_short:
+            control = timing.speedup(self.rounds["compile"], self.rounds["control"])
+            tolerance = timing.AA_TOLERANCE[self._target]
+            if abs(control.point - 1.0) > tolerance:
+                self._suspect(
+                    Guard.AA_CONTROL,
+                    f"the A/A control is {control.point:.3f}, expected 1 within {tolerance}",
+                )
+        if self._span is not None:
+            span, events = self._span
+            self._suspect(
+                Guard.CLOCKS_AGREE,
+                f"CUPTI saw {span:.4f} ms of a call for which events say {events:.4f} ms",
+            )
+        for side, before in (
+            ("eager", self._admission.eager_ms),
+            ("compile", self._admission.compile_ms),
+        ):
+            now = statistics.median(map(statistics.median, self.rounds[side]))
+            drift = timing.DRIFT[self._target]
+            if before is not None and now > drift * before:
+                self._suspect(
+                    Guard.BASELINE_DRIFT,
+                    f"{side} takes {now:.3f} ms beside it and {before:.3f} ms alone",
+                )
+
+    def _suspect(self, guard: Guard, why: str) -> None:
+        if self._bench.on(guard):
+            self.doubts.append(f"{guard}: {why}")
+
+    def check_timed(self) -> None:
+        """Compare the outputs of the timed calls that were kept. Raises Refusal."""
+        if not self._kept:
+            raise RuntimeError("no output of a timed call was kept")
+        for number in self._kept:
+            self._bench.refer("expect_timed", ring_seed=self._ring_seed, count=number)
+            got = self._bench.ask("hand_over", number=number)
+            if self._bench.on(Guard.TIMED_OUTPUTS):
+                self._bench.compare(
+                    "timed", f"call {number}", self._ring_seed, got, Guard.TIMED_OUTPUTS
+                )
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """(result, milliseconds on the judge's clock)."""
+    started = time.perf_counter()
+    result = call()
+    return result, (time.perf_counter() - started) * 1e3
+
+
+def _milliseconds(reply: Any) -> float:
+    """The solution's own time. Raises Refusal when it is no positive number."""
+    value = reply.get("ms") if isinstance(reply, dict) else None
+    if not isinstance(value, float | int) or not 0.0 < float(value) < 1e9:
+        raise Refusal(VerdictStatus.INTEGRITY, f"not a time: {value!r}")
+    return float(value)
