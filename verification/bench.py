@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from runtime.sandbox import Worker, WorkerError
@@ -18,6 +18,7 @@ from schemas.records import Check, Target, VerdictStatus
 from verification import own_work
 from verification.guards import Guard
 from verification.machine import Machine
+from verification.sampling import Sampler
 
 
 class Refusal(Exception):
@@ -56,6 +57,8 @@ class Bench:
         self.work: list[own_work.Work] = []
         """Whose work the watched calls were."""
         self._libraries = frozenset(libraries)
+        self._loaded: tuple[str, ...] = ()
+        """Paths of the built libraries that the solution's process was last told to load."""
         self._reference = reference
         self._solution = solution
         self._off = frozenset(off)
@@ -77,6 +80,8 @@ class Bench:
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Call the solution's worker. Raises Refusal."""
+        if "libraries" in params:
+            self._loaded = tuple(params["libraries"].values())
         with _blaming_solution(method):
             reply = self._call(self._solution, method, **params)
         return _answer(method, reply)
@@ -150,8 +155,25 @@ class Bench:
             work = own_work.of_launches(account, self._libraries)
         except (KeyError, TypeError, ValueError) as error:
             raise Refusal(VerdictStatus.INTEGRITY, f"no account of launches: {error}") from error
+        self._settle(work, own_work.MAX_FOREIGN_SHARE)
+
+    def sampler(self) -> Sampler:
+        """Samples the solution's process from outside; for a CPU."""
+        return Sampler(self._solution.pid)
+
+    def sampled(self, samples: Mapping[str, int]) -> own_work.Work | None:
+        """Whose work the sampled calls were; None while there are too few samples to tell."""
+        return own_work.of_samples(samples, self._loaded)
+
+    def attribute_samples(self, samples: Mapping[str, int]) -> None:
+        """Judge whose work the sampled calls were. Raises Refusal."""
+        work = self.sampled(samples)
+        if work is not None:
+            self._settle(work, own_work.MAX_SAMPLED_SHARE)
+
+    def _settle(self, work: own_work.Work, most: float) -> None:
         self.work.append(work)
-        why = own_work.objection(work)
+        why = own_work.objection(work, most)
         self.require(Guard.ATTRIBUTION, why is None, str(why))
 
     def compare(

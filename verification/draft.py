@@ -66,7 +66,7 @@ class Draft:
             status=status,
             reason=reason,
             checks=tuple(self.bench.checks) if self.bench else (),
-            labels=tuple(self.bench.labels) if self.bench else (),
+            labels=tuple(dict.fromkeys(self.bench.labels)) if self.bench else (),
             isolation=self.isolation,
             build_s=self.build.build_s if self.build else None,
             binary_hash=self.build.binary_hash if self.build else None,

@@ -129,7 +129,8 @@ def add_needles(values: list[Any], seed: int) -> None:
         places = _places(flat, seed + index)
         picked = flat[places]
         if value.is_floating_point():
-            size = torch.linalg.vector_norm(flat.double()) / flat.numel() ** 0.5
+            wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
+            size = torch.linalg.vector_norm(flat, dtype=wide).double() / flat.numel() ** 0.5
             signs = torch.where(picked < 0, -1.0, 1.0).double()
             flat[places] = (signs * size * NEEDLE_SIZE).to(flat.dtype)
         else:

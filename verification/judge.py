@@ -48,6 +48,7 @@ from verification.measuring import Stopwatch
 from verification.room import was_full, with_room
 
 TIMING_ATTEMPTS = 3
+KILL_ATTEMPTS = 3
 
 
 class IsolationError(RuntimeError):
@@ -121,9 +122,12 @@ class Judge:
         found = self._machine.recall("verdicts", key)
         if found is not None:
             return from_json(Verdict, found)
-        verdict = with_room(
-            lambda: self._measure(solution, effort), _no_room, self._machine.room_pauses_s
-        )
+        for _ in range(KILL_ATTEMPTS):
+            verdict = with_room(
+                lambda: self._measure(solution, effort), _no_room, self._machine.room_pauses_s
+            )
+            if not _killed(verdict):
+                break
         if verdict.status is not VerdictStatus.REFERENCE_ERROR:
             limited = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.OUT_OF_MEMORY)
             self._machine.remember("verdicts", key, to_json(verdict), limited)
@@ -179,6 +183,7 @@ class Judge:
             watch.check_timed()
             if not watch.doubts:
                 return
+            bench.labels += [f"timed_again:{doubt.split(':')[0]}" for doubt in watch.doubts]
 
     @contextlib.contextmanager
     def _bench(self, solution: Solution, record: Draft) -> Iterator[tuple[Bench, Path]]:
@@ -326,6 +331,13 @@ def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker
         machine.end(worker)
         raise
     return worker
+
+
+def _killed(verdict: Verdict) -> bool:
+    """Whether a worker was killed by SIGKILL, which we did not send: somebody else's doing, such as
+    the system's when memory is short. One that kills itself is measured again too, and again."""
+    died = verdict.status in (VerdictStatus.CRASH, VerdictStatus.REFERENCE_ERROR)
+    return died and "killed by SIGKILL" in verdict.reason
 
 
 def _no_room(verdict: Verdict) -> bool:

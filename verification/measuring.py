@@ -12,6 +12,9 @@ What the solution's process could do about time, and what is for it:
     compute when asked  OUTPUT_READY: copying an output after the clock costs what copying costs
     skip some calls     TIMED_OUTPUTS: which call's output is checked is drawn after it returned
     slow the baselines  on a CPU it is stopped meanwhile; on a GPU BASELINE_DRIFT
+
+Whose work the calls are is watched in one secret round: on a GPU in a call of its own, on a CPU by
+samples of the timed calls themselves, taken from outside (ATTRIBUTION).
 """
 
 from __future__ import annotations
@@ -20,16 +23,21 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from schemas.records import Admission, Target, VerdictStatus
 from verification import device_state, timing
 from verification.bench import Bench, Refusal, fresh_seed
 from verification.guards import Guard
+from verification.sampling import Sampler
 
 PINGS = 8
 BARE_CALLS = 4
 KEPT_CALLS = 2
+MORE_SAMPLED_CALLS = 12
+"""Calls beside the timed ones of a round that may be sampled until there are samples enough. Calls
+so short that these do not suffice have too much of torch's own overhead in them to tell."""
 EARLY_ROUNDS = 3
 SLOW = 4.0
 """Times eager, beyond which a solution is called once a round."""
@@ -54,6 +62,8 @@ class Stopwatch:
         self._kept: list[int] = []
         self._keep_ms: list[float] = []
         self._bare: list[float] = []
+        self._samples: dict[str, int] = {}
+        """Of the sampled calls, by file; on a CPU."""
         self._span: tuple[float, float] | None = None
         """CUPTI's clock and the events', where the two do not agree."""
         self._count = 0
@@ -75,6 +85,7 @@ class Stopwatch:
         warm, also = self._bench.both(("warm_up", {}), ("warm_up", {"rooms": KEPT_CALLS}))
         # A false count only makes the reference replay other inputs, and the solution fail.
         self._kept, self._keep_ms, self._bare, self.doubts = [], [], [], []
+        self._samples = {}
         self._count, self.clock = int(also["calls"]), warm["clock"]
 
     def measure(self, rounds: int, watch_on: bool) -> None:
@@ -173,17 +184,20 @@ class Stopwatch:
         """One round of the solution. A slow one is called once a round, which is only noisier.
 
         `keep`: have the output of one of the timed calls copied, which one is drawn here.
-        `watched`: have one more call whose kernels are attributed.
+        `watched`: on a GPU have one more call whose kernels are attributed, on a CPU sample these.
         """
+        sampler = None
         if watched and self._bench.machine.target is Target.CUDA:
             self._watch()
+        elif watched:
+            sampler = self._bench.sampler()
         _, untimed = self._call_solution()
         inside: list[float] = []
         outside: list[float] = []
-        kept_call = secrets.randbelow(calls)
+        kept_call, slow = secrets.randbelow(calls), False
         for index in range(calls):
             number = self._count
-            one, other = self._call_solution()
+            one, other = self._call_solution(sampler=sampler)
             inside.append(one)
             outside.append(other)
             # By the fastest call so far: one interruption does not make a solution slow.
@@ -194,11 +208,24 @@ class Stopwatch:
                 break
             if keep and index == kept_call:
                 self._call_solution()  # untimed: a copy is no usual neighbour
+        if sampler is not None:
+            self._finish(sampler, slow)
         if not self._bench.on(Guard.JUDGE_CLOCK):
             return inside
         if self._bench.machine.target is Target.CUDA:
             self._bare.append(self._call_solution(bare=True)[1])
         return timing.believable(inside, outside, self._ping_ms)
+
+    def _finish(self, sampler: Sampler, slow: bool) -> None:
+        """Sample more calls, untimed, until there is enough to tell; of a slow solution none."""
+        for left in range(MORE_SAMPLED_CALLS, -1, -1):
+            report = sampler.report()
+            if report is None:
+                return  # the kernel does not let us
+            self._samples = report
+            if slow or not left or self._bench.sampled(report) is not None:
+                return
+            self._call_solution(sampler=sampler)
 
     def _watch(self) -> None:
         """One call of which CUPTI says whose kernels ran, and from when to when."""
@@ -234,12 +261,16 @@ class Stopwatch:
         self._keep_ms.append(outside_ms)
         self._kept.append(number)
 
-    def _call_solution(self, bare: bool = False) -> tuple[float, float]:
+    def _call_solution(
+        self, bare: bool = False, sampler: Sampler | None = None
+    ) -> tuple[float, float]:
         """One call with fresh inputs and cold caches: (its own clock, the judge's clock) in ms."""
+        sampled: AbstractContextManager[Any] = sampler or nullcontext()
         self._bench.ask("prepare")
         if self._bench.machine.target is Target.CUDA:
             self._bench.refer("flush")
-        reply, outside_ms = _timed(lambda: self._bench.ask("call", bare=bare))
+        with sampled:
+            reply, outside_ms = _timed(lambda: self._bench.ask("call", bare=bare))
         self._count += 1
         return _milliseconds(reply), outside_ms
 
@@ -296,7 +327,8 @@ class Stopwatch:
             self.doubts.append(f"{guard}: {why}")
 
     def check_timed(self) -> None:
-        """Compare the outputs of the timed calls that were kept. Raises Refusal."""
+        """Compare the outputs of the timed calls that were kept, then look at whose work the
+        sampled ones were. Raises Refusal."""
         if not self._kept:
             raise RuntimeError("no output of a timed call was kept")
         for number in self._kept:
@@ -306,6 +338,7 @@ class Stopwatch:
                 self._bench.compare(
                     "timed", f"call {number}", self._ring_seed, got, Guard.TIMED_OUTPUTS
                 )
+        self._bench.attribute_samples(self._samples)
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -65,57 +65,68 @@ std::mutex lock;  // guards what follows
 std::vector<string> problems;
 std::vector<string> own_libraries;  // their bytes
 std::set<string> own_names, foreign_names;
-uint64_t own_modules, foreign_modules;
+uint64_t own_modules, foreign_modules, unread_modules;
 std::map<string, Kernel> kernels;
 uint64_t first_ns, last_ns, copies, copy_ns, dropped;
 string reply;
 
-bool check(const string& what, CUptiResult result) {
-    if (result == CUPTI_SUCCESS) return true;
+void complain(const string& what, CUptiResult result) {  // with the lock held
     const char* text = nullptr;
     if (api.result_string) api.result_string(result, &text);
-    std::lock_guard<std::mutex> hold(lock);
     problems.push_back(what + ": " + (text ? text : "error") + " (" + std::to_string(result) + ")");
+}
+
+bool check(const string& what, CUptiResult result) {
+    if (result == CUPTI_SUCCESS) return true;
+    std::lock_guard<std::mutex> hold(lock);
+    complain(what, result);
     return false;
 }
 
 // ---- modules
 
-// The names of the functions in a cubin: the sections called .text.NAME.
-std::vector<string> functions_of(const char* cubin, size_t size) {
-    std::vector<string> names;
-    auto* header = reinterpret_cast<const Elf64_Ehdr*>(cubin);
-    if (size < sizeof *header || memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return names;
-    size_t table = header->e_shoff, count = header->e_shnum, text = header->e_shstrndx;
-    if (table + count * sizeof(Elf64_Shdr) > size || text >= count) return names;
-    auto* sections = reinterpret_cast<const Elf64_Shdr*>(cubin + table);
+// Adds the names of the functions in a cubin: the sections called .text.NAME. False when it is no
+// whole cubin; nothing is read beside it, whatever it says.
+bool add_functions(const char* cubin, size_t size, std::set<string>& names) {
+    Elf64_Ehdr header;
+    if (size < sizeof header || memcmp(cubin, ELFMAG, SELFMAG) != 0) return false;
+    memcpy(&header, cubin, sizeof header);
+    size_t table = header.e_shoff, count = header.e_shnum, text = header.e_shstrndx;
+    if (table > size || count > (size - table) / sizeof(Elf64_Shdr) || text >= count) return false;
+    std::vector<Elf64_Shdr> sections(count);
+    memcpy(sections.data(), cubin + table, count * sizeof(Elf64_Shdr));
     size_t strings = sections[text].sh_offset, length = sections[text].sh_size;
-    if (strings + length > size) return names;
-    for (size_t i = 0; i < count; ++i) {
-        if (sections[i].sh_name >= length) continue;
-        string name = cubin + strings + sections[i].sh_name;
-        if (name.rfind(".text.", 0) == 0) names.push_back(name.substr(6));
+    if (strings > size || length > size - strings) return false;
+    bool whole = true;
+    for (const Elf64_Shdr& section : sections) {
+        whole = whole && section.sh_name < length;
+        if (section.sh_name >= length) continue;
+        const char* start = cubin + strings + section.sh_name;
+        string name(start, strnlen(start, length - section.sh_name));
+        if (name.rfind(".text.", 0) == 0) names.insert(name.substr(6));
     }
-    return names;
+    return whole;
 }
 
-void loaded(const CUpti_ModuleResourceData* module) {
-    auto* cubin = static_cast<const char*>(static_cast<const void*>(module->pCubin));
-    size_t size = module->cubinSize;
+void loaded(const char* cubin, size_t size) {
+    std::set<string> names;
+    bool whole = cubin && add_functions(cubin, size, names);
     std::lock_guard<std::mutex> hold(lock);
     bool own = false;
-    for (const string& bytes : own_libraries)
-        own = own || (size && memmem(bytes.data(), bytes.size(), cubin, size));
+    for (const string& bytes : own_libraries)  // a few bytes of a header lie in any library
+        own = own || (whole && memmem(bytes.data(), bytes.size(), cubin, size));
     ++(own ? own_modules : foreign_modules);
-    for (string& name : functions_of(cubin, size)) (own ? own_names : foreign_names).insert(name);
+    unread_modules += !whole;
+    (own ? own_names : foreign_names).insert(names.begin(), names.end());
 }
 
 void CUPTIAPI on_resource(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id,
                           const void* raw) {
     if (domain != CUPTI_CB_DOMAIN_RESOURCE || id != CUPTI_CBID_RESOURCE_MODULE_LOADED) return;
     auto* data = static_cast<const CUpti_ResourceData*>(raw);
-    if (data->resourceDescriptor)
-        loaded(static_cast<const CUpti_ModuleResourceData*>(data->resourceDescriptor));
+    if (!data->resourceDescriptor) return;
+    auto* module = static_cast<const CUpti_ModuleResourceData*>(data->resourceDescriptor);
+    loaded(static_cast<const char*>(static_cast<const void*>(module->pCubin)), module->cubinSize);
 }
 
 // ---- what the device did
@@ -135,7 +146,8 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, s
                           size_t valid) {
     std::lock_guard<std::mutex> hold(lock);
     CUpti_Activity* raw = nullptr;
-    while (valid && api.next_record(buffer, valid, &raw) == CUPTI_SUCCESS) {
+    CUptiResult result = valid ? CUPTI_SUCCESS : CUPTI_ERROR_MAX_LIMIT_REACHED;
+    while (valid && (result = api.next_record(buffer, valid, &raw)) == CUPTI_SUCCESS) {
         // Of these records only the beginning is read, which is the same in CUDA 12 and 13.
         if (raw->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
             auto* item = reinterpret_cast<CUpti_ActivityKernel9*>(raw);
@@ -155,6 +167,7 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, s
             spent(item->start, item->end);
         }
     }
+    if (result != CUPTI_ERROR_MAX_LIMIT_REACHED) complain("cuptiActivityGetNextRecord", result);
     size_t lost = 0;
     if (api.num_dropped(context, stream, &lost) == CUPTI_SUCCESS) dropped += lost;
     free(buffer);
@@ -183,7 +196,9 @@ void report() {  // with the lock held
                 field("own", own) + field("records", item.second.records) +
                 field("ns", item.second.ns) + "}";
     }
-    for (auto& problem : problems) told += (told.empty() ? "" : ", ") + quoted(problem);
+    std::vector<string> all = problems;
+    if (unread_modules) all.push_back(std::to_string(unread_modules) + " modules are no cubins");
+    for (auto& problem : all) told += (told.empty() ? "" : ", ") + quoted(problem);
     reply = "{\"kernels\": [" + list + "], \"problems\": [" + told + "]" +
             field("span_ns", last_ns > first_ns ? last_ns - first_ns : 0) +
             field("copy_ns", copy_ns) + field("copies", copies) + field("dropped", dropped) +
@@ -203,14 +218,15 @@ void* open_first(const char* paths, int mode) {
         if (void* library = dlopen(rest.substr(0, end).c_str(), mode)) return library;
         rest.erase(0, end + 1);
     }
+    const char* why = dlerror();
+    if (!(mode & RTLD_NOLOAD)) problems.push_back(string("cannot open: ") + (why ? why : "no path"));
     return nullptr;
 }
 
 bool find_all(const char* paths) {
     void* cupti = open_first(paths, RTLD_NOW | RTLD_NOLOAD);
     if (!cupti) cupti = open_first(paths, RTLD_NOW | RTLD_LOCAL);
-    void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!cupti || !cuda) problems.push_back(string("cannot open: ") + dlerror());
+    void* cuda = open_first("libcuda.so.1", RTLD_NOW);
     if (!cupti || !cuda) return false;
     return find(cupti, "cuptiSubscribe", api.subscribe) &&
            find(cupti, "cuptiEnableCallback", api.enable_callback) &&
@@ -243,7 +259,9 @@ int launches_own(const char* path) {
     string bytes;
     char piece[1 << 16];
     while (size_t got = fread(piece, 1, sizeof piece, file)) bytes.append(piece, got);
+    bool failed = ferror(file);
     fclose(file);
+    if (failed) return 1;
     std::lock_guard<std::mutex> hold(lock);
     own_libraries.push_back(bytes);
     return 0;
