@@ -43,10 +43,10 @@ class TimedWorker(sandbox.Worker):
         self._sent = method, time.perf_counter()
         super().send(method, **params)
 
-    def receive(self, timeout_s: float) -> Any:
+    def receive(self, timeout_s: float, spin_s: float = 0.0) -> Any:
         method, started = self._sent
         try:
-            reply = super().receive(timeout_s)
+            reply = super().receive(timeout_s, spin_s)
         finally:
             self.calls.append((method, started, time.perf_counter() - started))
         if method == "screen":

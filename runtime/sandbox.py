@@ -237,10 +237,14 @@ class Worker:
         self._buffer = b""
         self._closed = False
 
-    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
-        """Call a handler. Raises a WorkerError; after any but RemoteError the worker is gone."""
+    def call(self, method: str, timeout_s: float, spin_s: float = 0.0, **params: Any) -> Any:
+        """Call a handler. Raises a WorkerError; after any but RemoteError the worker is gone.
+
+        `spin_s`: so long the answer is waited for without sleeping, because waking up takes long
+        compared with what is timed.
+        """
         self.send(method, **params)
-        return self.receive(timeout_s)
+        return self.receive(timeout_s, spin_s)
 
     def send(self, method: str, **params: Any) -> None:
         message = json.dumps({"method": method, "params": params}).encode() + b"\n"
@@ -249,7 +253,11 @@ class Worker:
         except OSError:
             raise self._died() from None
 
-    def receive(self, timeout_s: float) -> Any:
+    def receive(self, timeout_s: float, spin_s: float = 0.0) -> Any:
+        awake = time.monotonic() + spin_s
+        while spin_s and time.monotonic() < awake:
+            if select.select([self._channel], [], [], 0)[0]:
+                break
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             if not select.select([self._channel], [], [], 0.05)[0]:

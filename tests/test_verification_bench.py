@@ -37,7 +37,7 @@ class Side:
     def close(self) -> None:
         EVENTS.append(f"{self.name} is ended")
 
-    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+    def call(self, method: str, timeout_s: float, spin_s: float = 0.0, **params: Any) -> Any:
         self.send(method, **params)
         return self.receive(timeout_s)
 
@@ -140,10 +140,10 @@ def test_what_makes_times_doubtful(guard: Guard | None, change: dict[str, Any]) 
 def test_bare_calls_are_believed_where_they_say_more() -> None:
     """A process that leaves out 0.5 ms around its timed calls is charged for them."""
     watch = stopwatch(Side("reference", 1), Side("solution", 1))
-    watch._launch_ms = 0.1
+    watch._launch_ms, watch._ping_ms, watch._around = 0.1, 0.2, [0.2] * 8
     for bare, expected in (([0.9, 0.91, 0.92], 0.8), ([1.4, 1.4, 9.0], 1.3)):
         watch.rounds, watch._bare = dict(ROUNDS), bare
-        watch._charge_bare_calls()
+        watch._charge()
         assert watch.rounds["solution"][0][0] == pytest.approx(expected)
 
 
@@ -162,7 +162,7 @@ class Timed(Side):
     after_copy: tuple[float, ...] = ()
     copied = False
 
-    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+    def call(self, method: str, timeout_s: float, spin_s: float = 0.0, **params: Any) -> Any:
         if method == "call":
             self.calls += 1
             self.after_copy += (float(self.calls),) if self.copied else ()
@@ -191,7 +191,7 @@ class Answers(Side):
 
     pid = 1 << 30  # nobody's
 
-    def call(self, method: str, timeout_s: float, **params: Any) -> Any:
+    def call(self, method: str, timeout_s: float, spin_s: float = 0.0, **params: Any) -> Any:
         return [1.0] * params["calls"] if method == "time" else {"ms": 1.0}
 
 

@@ -41,11 +41,21 @@ def test_the_interval_widens_with_noise_and_is_the_same_every_time() -> None:
     assert timing.speedup(noisy, [[1.0]] * 8) == one
 
 
-def test_the_slower_clock_wins() -> None:
-    honest = timing.believable([1.0, 1.1, 1.2], [1.05, 1.15, 1.25], ping_ms=0.1)
-    assert honest == [1.0, 1.1, 1.2]
-    liar = timing.believable([0.001, 0.001, 0.001], [2.1, 2.1, 2.1], ping_ms=0.1)
-    assert liar == pytest.approx([2.0, 2.0, 2.0])
+@pytest.mark.parametrize(
+    ("seen_ms", "claimed_ms", "more_ms"),
+    [
+        (1.0, 1.0, 0.0),
+        (0.7, 1.0, 0.0),  # the coarser clock is no gift
+        (1.04, 1.0, 0.0),  # within the slack
+        (1.06, 1.0, 0.06),  # beyond it, all of it
+        (10.2, 10.0, 0.0),  # 2 % of a long call
+        (10.4, 10.0, 0.4),
+        (2.0, 0.001, 1.999),
+    ],
+)
+def test_the_slower_clock_wins(seen_ms: float, claimed_ms: float, more_ms: float) -> None:
+    found = timing.unclaimed_ms(seen_ms, claimed_ms, slack_ms=0.05, share=0.03)
+    assert found == pytest.approx(more_ms)
 
 
 def test_the_order_turns_round() -> None:

@@ -52,15 +52,15 @@ class KernelUse:
 class LaunchReport:
     """What ran between `begin` and `end`.
 
-    Times are milliseconds on the device; `span_ms` is from the first start to the last end of
-    kernels, copies and fills. `own_modules` counts modules of the solution's library that were
-    loaded since the start. `problems` says why the report may be incomplete: it then shows
-    nothing in anybody's favour.
+    Times are milliseconds on the device; in `busy_ms` of them anything ran. Gaps between kernels
+    are not in it, since watching makes them longer. `own_modules` counts modules of the solution's
+    library that were loaded since the start. `problems` says why the report may be incomplete: it
+    then shows nothing in anybody's favour.
     """
 
     kernels: tuple[KernelUse, ...]
     copy_ms: float
-    span_ms: float
+    busy_ms: float
     copies: int
     dropped: int
     own_modules: int
@@ -191,7 +191,7 @@ def report_of(raw: dict[str, Any]) -> LaunchReport:
             for item in raw["kernels"]
         ),
         copy_ms=raw["copy_ns"] / 1e6,
-        span_ms=raw["span_ns"] / 1e6,
+        busy_ms=raw["busy_ns"] / 1e6,
         copies=raw["copies"],
         dropped=raw["dropped"],
         own_modules=raw["own_modules"],

@@ -57,11 +57,17 @@ class Built:
 def assemble(machine: Machine, solution: Solution, allowed: Collection[str] = ()) -> Built:
     """Build a solution of any form. Raises BuildError, and BuildTimeout when it takes too long."""
     recorded = _recorded(machine, solution) if solution.form == "load_inline" else ()
-    with machine.scratch(work=False) as scratch, _compilers(machine, scratch) as run:
+    # What may need the lease for itself comes before `building`: a lease is not re-entrant.
+    tools, _ = machine.toolchain, machine.zygote
+    with (
+        machine.building(),
+        machine.scratch(work=False) as scratch,
+        _compilers(machine, scratch) as run,
+    ):
         made = build(
             solution,
             machine.target,
-            machine.toolchain,
+            tools,
             machine.builds,
             timeout_s=STEPS * machine.timeout_s,
             memory_gib=machine.limits.memory_gib,

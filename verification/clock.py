@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 REHEARSAL_BYTES = 32 << 20
-REHEARSAL_PASSES = {"cpu": 1, "cuda": 8}
-"""Times a buffer is filled in a rehearsal: about a millisecond of work."""
+REHEARSAL_PASS_MS, MAX_REHEARSAL_PASSES = {"cpu": 4.0, "cuda": 0.065}, 64
+"""About how long a buffer is filled once in a rehearsal."""
 FLUSH_BYTES, FLUSHES = 256 << 20, 2
 """Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB). Twice,
 about 0.13 ms, because the call is launched meanwhile."""
@@ -52,14 +52,17 @@ class Clock:
             for _ in range(FLUSHES):
                 self._flush.fill_(0)
 
-    def rehearse(self) -> float:
+    def rehearse(self, about_ms: float) -> float:
         """Milliseconds of a call that does what solutions do, keep the device busy for a while.
 
-        An empty call would cost less around it: nobody sleeps in it and all caches stay warm.
+        For about as long as they: whoever waits longer sleeps deeper and wakes later. An empty call
+        would cost least.
         """
+        pass_ms = REHEARSAL_PASS_MS["cuda" if self.cuda else "cpu"]
+        passes = max(1, min(MAX_REHEARSAL_PASSES, round(about_ms / pass_ms)))
 
         def work() -> None:
-            for value in range(REHEARSAL_PASSES["cuda" if self.cuda else "cpu"]):
+            for value in range(passes):
                 self._flush.fill_(value)
 
         return self.time(work)[0]

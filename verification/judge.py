@@ -151,6 +151,10 @@ class Judge:
         except WorkerError as error:
             self.close()
             return record.refused(VerdictStatus.REFERENCE_ERROR, f"{error.kind}: {error}")
+        except (KeyError, TypeError) as error:  # a hostile problem can answer in our name
+            self.close()
+            reason = f"crash: an answer that is not ours: {error!r}"
+            return record.refused(VerdictStatus.REFERENCE_ERROR, reason)
         return record.timed()
 
     def _try(self, solution: Solution, effort: str, record: Draft) -> None:

@@ -2,13 +2,13 @@
 
 Three clocks are read. The finest is in the solution's process (CUDA events); it is believed as
 far as the judge's own clock, around the same calls and around `bare` ones, bears it out. CUPTI's
-span of an unannounced call is the third, where there is CUPTI (`verification.attribution`).
+account of an unannounced call is the third, where there is CUPTI (`verification.attribution`).
 
 What the solution's process could do about time, and what is for it:
 
     claim less          JUDGE_CLOCK: the judge's clock around every call
-    leave out the flush the reference's process flushes the shared caches before every call; a bare
-                        call has nothing of ours around it to leave out
+    leave out the flush bare calls come after a flush by the reference's process, whose caches are
+                        the same ones, and have nothing of ours around them to leave out
     compute when asked  OUTPUT_READY: copying an output after the clock costs what copying costs
     skip some calls     TIMED_OUTPUTS: which call's output is checked is drawn after it returned
     slow the baselines  on a CPU it is stopped meanwhile; on a GPU BASELINE_DRIFT
@@ -61,11 +61,13 @@ class Stopwatch:
         """Why these times are not to be believed, each beginning with its guard."""
         self._kept: list[int] = []
         self._keep_ms: list[float] = []
+        self._around: list[float] = []
+        """By the judge's clock, what surrounded the timed calls."""
         self._bare: list[float] = []
         self._samples: dict[str, int] = {}
         """Of the sampled calls, by file; on a CPU."""
-        self._span: tuple[float, float] | None = None
-        """CUPTI's clock and the events', where the two do not agree."""
+        self._busy_ms: float | None = None
+        """How long CUPTI saw the device busy with one call."""
         self._count = 0
         self._ring_seed = 0
         self._eager_ms = 0.0
@@ -84,7 +86,8 @@ class Stopwatch:
         self._bench.ask("make_ring", seed=self._ring_seed)
         warm, also = self._bench.both(("warm_up", {}), ("warm_up", {"rooms": KEPT_CALLS}))
         # A false count only makes the reference replay other inputs, and the solution fail.
-        self._kept, self._keep_ms, self._bare, self.doubts = [], [], [], []
+        self._kept, self._keep_ms, self.doubts = [], [], []
+        self._around, self._bare = [], []
         self._samples = {}
         self._count, self.clock = int(also["calls"]), warm["clock"]
 
@@ -97,7 +100,7 @@ class Stopwatch:
             self._calibrate()
             self._rounds(rounds, watch_on)
         self._bench.refer("stop_timing")
-        self._charge_bare_calls()
+        self._charge()
         self._doubt()
 
     def _calibrate(self) -> None:
@@ -107,10 +110,9 @@ class Stopwatch:
         would be kinder to it.
         """
         bench = self._bench
+        self._eager_ms = statistics.median(bench.refer("time", side="eager", calls=3))
         self._ping_ms = min(self._surroundings("refer"), self._surroundings("ask"))
         with bench.solution_stopped():
-            eager = bench.refer("time", side="eager", calls=3)
-            self._eager_ms = statistics.median(eager)
             if bench.machine.target is Target.CUDA:
                 self._launch_ms = max(self._bare_ms(side) for side in ("eager", "compile"))
             self._copy_ms = statistics.median(
@@ -121,18 +123,27 @@ class Stopwatch:
         call: Callable[..., Any] = getattr(self._bench, who)
         costs = []
         for _ in range(PINGS):
-            reply, outside_ms = _timed(lambda: call("ping"))
+            reply, outside_ms = _timed(lambda: call("ping", about_ms=self._eager_ms))
             costs.append(outside_ms - _milliseconds(reply))
         return statistics.median(costs)
 
     def _bare_ms(self, side: str) -> float:
-        """What surrounds the work of a baseline's bare call: its launch, and the way here."""
-        outside = []
-        for _ in range(BARE_CALLS):
-            self._bench.refer("flush")
-            outside.append(_timed(lambda: self._bench.refer("call_bare", side=side))[1])
+        """What surrounds the work of a baseline's bare call: its launch, and the way here.
+
+        As with a solution's, another process has used the device just before. That process is not
+        trusted, so what this adds is limited.
+        """
+        alone: list[float] = []
+        after: list[float] = []
+        for handed_over, outside in ((False, alone), (True, after)):
+            for _ in range(BARE_CALLS):
+                self._bench.refer("flush")
+                if handed_over:
+                    self._bench.ask("ping", about_ms=self._eager_ms)
+                outside.append(_timed(lambda: self._bench.refer("call_bare", side=side))[1])
         inside = self._bench.refer("time", side=side, calls=BARE_CALLS)
-        return max(0.0, statistics.median(outside) - statistics.median(inside))
+        seen = min(statistics.median(after), statistics.median(alone) + timing.SWITCH_MS)
+        return max(0.0, seen - statistics.median(inside))
 
     def _rounds(self, total: int, watch_on: bool) -> None:
         bench = self._bench
@@ -210,11 +221,10 @@ class Stopwatch:
                 self._call_solution()  # untimed: a copy is no usual neighbour
         if sampler is not None:
             self._finish(sampler, slow)
-        if not self._bench.on(Guard.JUDGE_CLOCK):
-            return inside
+        self._around += [other - one for one, other in zip(inside, outside, strict=True)]
         if self._bench.machine.target is Target.CUDA:
             self._bare.append(self._call_solution(bare=True)[1])
-        return timing.believable(inside, outside, self._ping_ms)
+        return inside
 
     def _finish(self, sampler: Sampler, slow: bool) -> None:
         """Sample more calls, untimed, until there is enough to tell; of a slow solution none."""
@@ -237,24 +247,28 @@ class Stopwatch:
         account = reply.get("launches")
         if account is None:
             return
-        span, events = float(account["span_ms"]), _milliseconds(reply)
-        slack = max(timing.SPAN_SLACK_MS, timing.SPAN_SHARE * events)
-        self._span = (span, events) if abs(span - events) > slack else None
+        self._busy_ms = float(account["busy_ms"])
 
-    def _charge_bare_calls(self) -> None:
-        """Where bare calls say more, by more than a baseline's launch explains, they are right.
+    def _charge(self) -> None:
+        """Where the judge's clock says more than the solution's, by more than what surrounds a call
+        explains, it is right.
 
-        One process leaves out what surrounds a timed call of its own, and so claims too little; of
-        a bare call there is nothing to leave out.
+        Two kinds of calls are asked. One process leaves out what surrounds its timed calls, and so
+        claims too little; of a bare call there is nothing to leave out.
         """
-        if not self._bare or not self.rounds["solution"]:
+        if not self._bench.on(Guard.JUDGE_CLOCK) or not self.rounds["solution"]:
             return
-        seen_ms = statistics.median(self._bare) - self._launch_ms
         claimed_ms = statistics.median(map(statistics.median, self.rounds["solution"]))
-        slack_ms = max(timing.BARE_SLACK_MS, timing.BARE_SHARE * claimed_ms)
-        if seen_ms > claimed_ms + slack_ms:
-            more = seen_ms - claimed_ms
-            self.rounds["solution"] = [[s + more for s in r] for r in self.rounds["solution"]]
+        seen_ms = claimed_ms + statistics.median(self._around) - self._ping_ms
+        more_ms = timing.unclaimed_ms(seen_ms, claimed_ms, timing.CALL_SLACK_MS, timing.CALL_SHARE)
+        if self._bare:
+            bare_ms = statistics.median(self._bare) - self._launch_ms
+            more_ms = max(
+                more_ms,
+                timing.unclaimed_ms(bare_ms, claimed_ms, timing.BARE_SLACK_MS, timing.BARE_SHARE),
+            )
+        if more_ms > 0.0:
+            self.rounds["solution"] = [[s + more_ms for s in r] for r in self.rounds["solution"]]
 
     def _keep(self, number: int) -> None:
         _, outside_ms = _timed(lambda: self._bench.ask("keep", number=number))
@@ -304,12 +318,7 @@ class Stopwatch:
                     Guard.AA_CONTROL,
                     f"the A/A control is {control.point:.3f}, expected 1 within {tolerance}",
                 )
-        if self._span is not None:
-            span, events = self._span
-            self._suspect(
-                Guard.CLOCKS_AGREE,
-                f"CUPTI saw {span:.4f} ms of a call for which events say {events:.4f} ms",
-            )
+        self._busy(solution_ms)
         for side, before in (
             ("eager", self._admission.eager_ms),
             ("compile", self._admission.compile_ms),
@@ -321,6 +330,17 @@ class Stopwatch:
                     Guard.BASELINE_DRIFT,
                     f"{side} takes {now:.3f} ms beside it and {before:.3f} ms alone",
                 )
+
+    def _busy(self, claimed_ms: float) -> None:
+        if self._busy_ms is None:
+            return
+        slack_ms = max(timing.BUSY_SLACK_MS, timing.BUSY_SHARE * self._busy_ms)
+        if claimed_ms < self._busy_ms - slack_ms:
+            self._suspect(
+                Guard.CLOCKS_AGREE,
+                f"CUPTI saw the device busy for {self._busy_ms:.4f} ms in a call, "
+                f"claimed are {claimed_ms:.4f} ms",
+            )
 
     def _suspect(self, guard: Guard, why: str) -> None:
         if self._bench.on(guard):

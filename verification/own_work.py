@@ -59,7 +59,7 @@ def of_launches(report: Mapping[str, Any], allowed: Collection[str]) -> Work:
     own. Raises KeyError, TypeError, ValueError when the account is not one."""
     own, launches = 0.0, 0
     foreign: dict[str, float] = {}
-    _amount(report["span_ms"])
+    _amount(report["busy_ms"])
     for kernel in report["kernels"]:
         ms, name, records = _amount(kernel["ms"]), str(kernel["name"]), _amount(kernel["records"])
         if kernel["own"]:

@@ -59,9 +59,9 @@ class Candidate:
         self._kept: dict[int, tuple[str, list[torch.Tensor]]] = {}
         self._rooms: list[list[torch.Tensor]] = []
 
-    def ping(self) -> dict[str, Any]:
+    def ping(self, about_ms: float) -> dict[str, Any]:
         """A call as `call` does it, with work that is ours: what goes on around the work?"""
-        return {"ms": self._clock.rehearse()}
+        return {"ms": self._clock.rehearse(about_ms)}
 
     def build_model(
         self, libraries: dict[str, str], state: str, init_inputs: list[Any]
@@ -310,7 +310,7 @@ def _account(report: LaunchReport) -> dict[str, Any]:
             }
             for use in report.kernels
         ],
-        "span_ms": report.span_ms,
+        "busy_ms": report.busy_ms,
         "problems": list(report.problems),
     }
 

@@ -33,10 +33,14 @@ PROCESSES = {"reward": 1, "publish": 5}
 READY_SLACK_MS, READY_SHARE = {"cpu": 1.0, "cuda": 0.08}, 0.25
 """How much longer than copying it takes reading an output may take, in milliseconds or as a share
 of the solution's time, whichever is more."""
-BARE_SLACK_MS, BARE_SHARE = 0.03, 0.05
-"""How much more bare calls may say than timed ones: launches differ."""
-SPAN_SLACK_MS, SPAN_SHARE = 0.05, 0.15
-"""How far CUPTI's span of a call may lie from its events: launches are not in it."""
+CALL_SLACK_MS, CALL_SHARE = 0.05, 0.03
+"""How much more than the solution's clock the judge's may say, in milliseconds or as a share."""
+BARE_SLACK_MS, BARE_SHARE = 0.05, 0.05
+"""The same for bare calls: launches differ."""
+BUSY_SLACK_MS, BUSY_SHARE = 0.1, 0.15
+"""How much less than the device was busy with one of its calls a solution may claim."""
+SWITCH_MS = 0.2
+"""Most that handing the device from one process to another may take."""
 DRIFT = {"cpu": 3.0, "cuda": 1.2}
 """How much slower than at admission a baseline may be. On a CPU this is about the machine alone,
 since the solution stands still meanwhile."""
@@ -80,17 +84,11 @@ def speedup(
     )
 
 
-def believable(
-    inside_ms: Sequence[float], outside_ms: Sequence[float], ping_ms: float
-) -> list[float]:
-    """The solution's times of one round, from two clocks.
+def unclaimed_ms(seen_ms: float, claimed_ms: float, slack_ms: float, share: float) -> float:
+    """What a solution has to be charged on top of what it claims, by another clock.
 
-    `inside` is the clock in the solution's process, `outside` the judge's clock around the same
-    call with `ping_ms` (what surrounds the work of a call, as `Stopwatch` finds it) taken off. The
-    inside clock is finer; it is believed as long as it does not claim less time than the judge saw
-    pass.
+    0 while that clock says no more than `slack_ms`, or `share` of the claim, above it: clocks of
+    other processes are coarse. Beyond that all of the difference, never less.
     """
-    inside, outside = statistics.median(inside_ms), statistics.median(outside_ms) - ping_ms
-    if outside <= inside:
-        return list(inside_ms)
-    return [sample + (outside - inside) for sample in inside_ms]
+    more_ms = seen_ms - claimed_ms
+    return more_ms if more_ms > max(slack_ms, share * claimed_ms) else 0.0

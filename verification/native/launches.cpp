@@ -31,6 +31,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -67,7 +68,8 @@ std::vector<string> own_libraries;  // their bytes
 std::set<string> own_names, foreign_names;
 uint64_t own_modules, foreign_modules, unread_modules;
 std::map<string, Kernel> kernels;
-uint64_t first_ns, last_ns, copies, copy_ns, dropped;
+std::vector<std::pair<uint64_t, uint64_t>> intervals;  // of kernels, copies and fills
+uint64_t copies, copy_ns, dropped;
 string reply;
 
 void complain(const string& what, CUptiResult result) {  // with the lock held
@@ -137,10 +139,7 @@ void CUPTIAPI give_buffer(uint8_t** buffer, size_t* size, size_t* most) {
     *most = 0;
 }
 
-void spent(uint64_t start, uint64_t end) {
-    first_ns = std::min(first_ns, start);
-    last_ns = std::max(last_ns, end);
-}
+void ran(uint64_t start, uint64_t end) { intervals.emplace_back(start, end); }
 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, size_t,
                           size_t valid) {
@@ -154,17 +153,17 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, s
             Kernel& kernel = kernels[item->name ? item->name : "?"];
             ++kernel.records;
             kernel.ns += item->end - item->start;
-            spent(item->start, item->end);
+            ran(item->start, item->end);
         } else if (raw->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
             auto* item = reinterpret_cast<CUpti_ActivityMemcpy5*>(raw);
             ++copies;
             copy_ns += item->end - item->start;
-            spent(item->start, item->end);
+            ran(item->start, item->end);
         } else if (raw->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
             auto* item = reinterpret_cast<CUpti_ActivityMemset4*>(raw);
             ++copies;
             copy_ns += item->end - item->start;
-            spent(item->start, item->end);
+            ran(item->start, item->end);
         }
     }
     if (result != CUPTI_ERROR_MAX_LIMIT_REACHED) complain("cuptiActivityGetNextRecord", result);
@@ -188,6 +187,17 @@ string field(const char* name, uint64_t value) {
     return string(", \"") + name + "\": " + std::to_string(value);
 }
 
+// Nanoseconds in which anything ran: what ran at once counts once.
+uint64_t busy_ns() {
+    std::sort(intervals.begin(), intervals.end());
+    uint64_t busy = 0, until = 0;
+    for (auto& interval : intervals) {
+        if (interval.second > until) busy += interval.second - std::max(interval.first, until);
+        until = std::max(until, interval.second);
+    }
+    return busy;
+}
+
 void report() {  // with the lock held
     string list, told;
     for (auto& item : kernels) {
@@ -200,8 +210,7 @@ void report() {  // with the lock held
     if (unread_modules) all.push_back(std::to_string(unread_modules) + " modules are no cubins");
     for (auto& problem : all) told += (told.empty() ? "" : ", ") + quoted(problem);
     reply = "{\"kernels\": [" + list + "], \"problems\": [" + told + "]" +
-            field("span_ns", last_ns > first_ns ? last_ns - first_ns : 0) +
-            field("copy_ns", copy_ns) + field("copies", copies) + field("dropped", dropped) +
+            field("busy_ns", busy_ns()) + field("copy_ns", copy_ns) + field("copies", copies) + field("dropped", dropped) +
             field("own_modules", own_modules) + field("foreign_modules", foreign_modules) + "}";
 }
 
@@ -279,8 +288,8 @@ void launches_begin() {
     api.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     std::lock_guard<std::mutex> hold(lock);
     kernels.clear();
-    first_ns = UINT64_MAX;
-    last_ns = copies = copy_ns = dropped = 0;
+    intervals.clear();
+    copies = copy_ns = dropped = 0;
 }
 
 long launches_end() {
