@@ -140,7 +140,7 @@ def test_what_makes_times_doubtful(guard: Guard | None, change: dict[str, Any]) 
 def test_bare_calls_are_believed_where_they_say_more() -> None:
     """A process that leaves out 0.5 ms around its timed calls is charged for them."""
     watch = stopwatch(Side("reference", 1), Side("solution", 1))
-    watch._launch_ms, watch._ping_ms, watch._around = 0.1, 0.2, [0.2] * 8
+    watch._launch_ms, watch._around_ms, watch._around = 0.1, 0.2, [0.2] * 8
     for bare, expected in (([0.9, 0.91, 0.92], 0.8), ([1.4, 1.4, 9.0], 1.3)):
         watch.rounds, watch._bare = dict(ROUNDS), bare
         watch._charge()
@@ -148,10 +148,10 @@ def test_bare_calls_are_believed_where_they_say_more() -> None:
 
 
 @pytest.mark.parametrize("reply", [{}, {"ms": -1.0}, {"ms": "fast"}, {"ms": float("nan")}])
-def test_a_rehearsal_must_take_time(reply: Any) -> None:
+def test_a_call_must_take_time(reply: Any) -> None:
     watch = stopwatch(Side("reference", {"ms": 1.0}), Side("solution", reply))
     with pytest.raises(Refusal, match="not a time") as refusal:
-        watch._surroundings("ask")
+        watch._call_solution()
     assert refusal.value.status is VerdictStatus.INTEGRITY
 
 

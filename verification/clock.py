@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 
-REHEARSAL_BYTES = 32 << 20
-REHEARSAL_PASS_MS, MAX_REHEARSAL_PASSES = {"cpu": 4.0, "cuda": 0.065}, 64
-"""About how long a buffer is filled once in a rehearsal."""
 FLUSH_BYTES, FLUSHES = 256 << 20, 2
 """Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB). Twice,
 about 0.13 ms, because the call is launched meanwhile."""
@@ -38,8 +35,6 @@ class Clock:
         self.name = "cuda_event" if self.cuda else "perf_counter"
         if self.cuda:
             self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-        else:
-            self._flush = torch.empty(REHEARSAL_BYTES, dtype=torch.uint8)
 
     def prepare(self) -> None:
         """An idle device. Called before the judge starts its own clock."""
@@ -51,21 +46,6 @@ class Clock:
         if self.cuda:
             for _ in range(FLUSHES):
                 self._flush.fill_(0)
-
-    def rehearse(self, about_ms: float) -> float:
-        """Milliseconds of a call that does what solutions do, keep the device busy for a while.
-
-        For about as long as they: whoever waits longer sleeps deeper and wakes later. An empty call
-        would cost least.
-        """
-        pass_ms = REHEARSAL_PASS_MS["cuda" if self.cuda else "cpu"]
-        passes = max(1, min(MAX_REHEARSAL_PASSES, round(about_ms / pass_ms)))
-
-        def work() -> None:
-            for value in range(passes):
-                self._flush.fill_(value)
-
-        return self.time(work)[0]
 
     def time(self, call: Callable[[], Any], hidden: bool = True) -> tuple[float, Any]:
         """(milliseconds, result) of one call; on return the whole device is idle.

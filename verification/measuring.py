@@ -32,7 +32,7 @@ from verification.bench import Bench, Refusal, fresh_seed
 from verification.guards import Guard
 from verification.sampling import Sampler
 
-PINGS = 8
+CALIBRATION_CALLS = 6
 BARE_CALLS = 4
 KEPT_CALLS = 2
 MORE_SAMPLED_CALLS = 12
@@ -71,7 +71,7 @@ class Stopwatch:
         self._count = 0
         self._ring_seed = 0
         self._eager_ms = 0.0
-        self._ping_ms = 0.0
+        self._around_ms = 0.0
         self._launch_ms = 0.0
         self._copy_ms = 0.0
 
@@ -104,26 +104,27 @@ class Stopwatch:
         self._doubt()
 
     def _calibrate(self) -> None:
-        """What surrounds the work of a call on the judge's clock.
+        """What surrounds the work of a call on the judge's clock, by calls of the baselines.
 
-        The smaller answer of the two processes counts: a solution could slow its own, and more
-        would be kinder to it.
+        They are made one by one as the solution's are, in a process that can be believed, and touch
+        as much memory: a call that only kept the device busy would have less around it.
         """
         bench = self._bench
-        self._eager_ms = statistics.median(bench.refer("time", side="eager", calls=3))
-        self._ping_ms = min(self._surroundings("refer"), self._surroundings("ask"))
+        cuda = bench.machine.target is Target.CUDA
         with bench.solution_stopped():
-            if bench.machine.target is Target.CUDA:
-                self._launch_ms = max(self._bare_ms(side) for side in ("eager", "compile"))
+            self._eager_ms = statistics.median(bench.refer("time", side="eager", calls=3))
+            self._around_ms = max(self._surroundings(side) for side in ("eager", "compile"))
             self._copy_ms = statistics.median(
                 _timed(lambda: bench.refer("rehearse_keep"))[1] for _ in range(3)
             )
+        if cuda:
+            self._launch_ms = max(self._bare_ms(side) for side in ("eager", "compile"))
 
-    def _surroundings(self, who: str) -> float:
-        call: Callable[..., Any] = getattr(self._bench, who)
+    def _surroundings(self, side: str) -> float:
         costs = []
-        for _ in range(PINGS):
-            reply, outside_ms = _timed(lambda: call("ping", about_ms=self._eager_ms))
+        for _ in range(CALIBRATION_CALLS):
+            self._bench.refer("prepare")
+            reply, outside_ms = _timed(lambda: self._bench.refer("call", side=side, bare=False))
             costs.append(outside_ms - _milliseconds(reply))
         return statistics.median(costs)
 
@@ -137,10 +138,13 @@ class Stopwatch:
         after: list[float] = []
         for handed_over, outside in ((False, alone), (True, after)):
             for _ in range(BARE_CALLS):
+                self._bench.refer("prepare")
                 self._bench.refer("flush")
                 if handed_over:
-                    self._bench.ask("ping", about_ms=self._eager_ms)
-                outside.append(_timed(lambda: self._bench.refer("call_bare", side=side))[1])
+                    self._bench.ask("prepare")
+                    self._count += 1
+                bare = _timed(lambda: self._bench.refer("call", side=side, bare=True))
+                outside.append(bare[1])
         inside = self._bench.refer("time", side=side, calls=BARE_CALLS)
         seen = min(statistics.median(after), statistics.median(alone) + timing.SWITCH_MS)
         return max(0.0, seen - statistics.median(inside))
@@ -259,7 +263,7 @@ class Stopwatch:
         if not self._bench.on(Guard.JUDGE_CLOCK) or not self.rounds["solution"]:
             return
         claimed_ms = statistics.median(map(statistics.median, self.rounds["solution"]))
-        seen_ms = claimed_ms + statistics.median(self._around) - self._ping_ms
+        seen_ms = claimed_ms + statistics.median(self._around) - self._around_ms
         more_ms = timing.unclaimed_ms(seen_ms, claimed_ms, timing.CALL_SLACK_MS, timing.CALL_SHARE)
         if self._bare:
             bare_ms = statistics.median(self._bare) - self._launch_ms

@@ -128,11 +128,6 @@ class Reference:
         synchronize()
         return {}
 
-    def ping(self, about_ms: float) -> dict[str, Any]:
-        """A call as the solution's worker does it, in a process that can be believed."""
-        self._clock = self._clock or Clock(self.device)
-        return {"ms": self._clock.rehearse(about_ms)}
-
     def exact_model(self) -> torch.nn.Module:
         if self._exact is None:
             self._exact = copy.deepcopy(self.model).double()
@@ -324,13 +319,20 @@ class Reference:
         synchronize()
         return {}
 
-    def call_bare(self, side: str) -> dict[str, Any]:
-        """One call of a baseline with nothing queued before it; the judge's clock is around it."""
+    def prepare(self) -> dict[str, Any]:
+        """New values in the inputs, as the solution's process does it before a timed call."""
         if self._clock is None or self._ring is None:
             raise RuntimeError("warm_up comes first")
-        model, inputs = self._baseline(side), self._ring.advance()
+        self._inputs = self._ring.advance()
         self._clock.prepare()
-        return {"ms": self._clock.time(lambda: self.run(model, inputs), hidden=False)[0]}
+        return {}
+
+    def call(self, side: str, bare: bool) -> dict[str, Any]:
+        """One call of a baseline, as the solution's process makes one; for the judge's clock."""
+        if self._clock is None:
+            raise RuntimeError("prepare comes first")
+        model, inputs = self._baseline(side), self._inputs
+        return {"ms": self._clock.time(lambda: self.run(model, inputs), not bare)[0]}
 
     def _baseline(self, side: str) -> Callable[..., Any]:
         return self.model if side == "eager" else self.compiled
@@ -353,7 +355,7 @@ class Reference:
         return samples[1:]
 
     def stop_timing(self) -> dict[str, Any]:
-        self._ring, self._copy = None, ([], [])
+        self._ring, self._inputs, self._copy = None, [], ([], [])
         release(self.device)
         return {}
 
@@ -417,7 +419,6 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         "make_example",
         "compile",
         "first_run",
-        "ping",
         "expect",
         "expect_needles",
         "expect_resized",
@@ -430,7 +431,8 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         "warm_up",
         "flush",
         "rehearse_keep",
-        "call_bare",
+        "prepare",
+        "call",
         "time",
         "stop_timing",
     )

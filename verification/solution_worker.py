@@ -59,10 +59,6 @@ class Candidate:
         self._kept: dict[int, tuple[str, list[torch.Tensor]]] = {}
         self._rooms: list[list[torch.Tensor]] = []
 
-    def ping(self, about_ms: float) -> dict[str, Any]:
-        """A call as `call` does it, with work that is ours: what goes on around the work?"""
-        return {"ms": self._clock.rehearse(about_ms)}
-
     def build_model(
         self, libraries: dict[str, str], state: str, init_inputs: list[Any]
     ) -> dict[str, Any]:
@@ -334,7 +330,7 @@ def _inputs_module(code: str) -> types.ModuleType:
 
 
 METHODS = (
-    "ping", "build_model", "change_state", "run", "run_needles", "run_resized", "run_arguments",
+    "build_model", "change_state", "run", "run_needles", "run_resized", "run_arguments",
     "repeat", "alive",
     "make_ring", "warm_up", "prepare", "call", "watch", "keep", "hand_over",
 )  # fmt: skip
