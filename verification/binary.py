@@ -72,6 +72,8 @@ _TORCH_COMPUTES = _words(
     """
 )
 _OPERATOR = re.compile(r"_ZN2at4_ops(\d+)(\w+)")
+_BACKEND = re.compile(r"_ZN2at\d+(?:cpu|cuda|meta|composite[a-z]+?)(\d+)(\w+)")
+"""An operator's entry behind the dispatcher, such as at::cuda::_softmax."""
 _MOVES_DATA = re.compile(
     r"(empty|new_empty|zeros|zero|new_zeros|ones|new_ones|full|new_full|fill|scalar_tensor|view|"
     r"reshape|_reshape_alias|_reshape_copy|_unsafe_view|contiguous|as_strided|narrow|slice|select|"
@@ -182,6 +184,10 @@ def _refused_symbol(name: str, linked: bool, form: str) -> str | None:
     operator = _OPERATOR.match(name)
     if operator is not None:
         base = operator[2][: int(operator[1])]
+        return None if _MOVES_DATA.fullmatch(base) else f"computes with the operator {base}"
+    backend = _BACKEND.match(name)
+    if backend is not None and "6Tensor" in name:
+        base = backend[2][: int(backend[1])]
         return None if _MOVES_DATA.fullmatch(base) else f"computes with the operator {base}"
     return None
 

@@ -210,7 +210,8 @@ void report() {  // with the lock held
     if (unread_modules) all.push_back(std::to_string(unread_modules) + " modules are no cubins");
     for (auto& problem : all) told += (told.empty() ? "" : ", ") + quoted(problem);
     reply = "{\"kernels\": [" + list + "], \"problems\": [" + told + "]" +
-            field("busy_ns", busy_ns()) + field("copy_ns", copy_ns) + field("copies", copies) + field("dropped", dropped) +
+            field("busy_ns", busy_ns()) + field("copy_ns", copy_ns) + field("copies", copies) +
+            field("dropped", dropped) +
             field("own_modules", own_modules) + field("foreign_modules", foreign_modules) + "}";
 }
 
