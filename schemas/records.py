@@ -196,7 +196,8 @@ class Measurement:
     def __post_init__(self) -> None:
         if not self.samples_ms:
             raise ValueError("a measurement without samples is not a measurement")
-        bad = [s for s in (*self.samples_ms, self.median_ms) if not 0.0 < s < float("inf")]
+        times = (*self.samples_ms, self.median_ms)
+        bad = [s for s in times if type(s) not in (int, float) or not 0.0 < s < float("inf")]
         if bad:
             raise ValueError(f"times must be finite and positive, got {bad[:3]}")
 

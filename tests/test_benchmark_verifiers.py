@@ -253,6 +253,7 @@ def test_a_package_that_does_not_import_is_said(fake_evaluator: str) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_ours_decides_one_of_each_kind(cpu_machine: Machine, tmp_path: Path) -> None:
     settings = factories.machine_settings(tmp_path, zygote=cpu_machine.zygote.address)
     names = ("plain", "forged result", "rounded to bf16 inside")

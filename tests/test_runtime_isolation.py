@@ -367,7 +367,10 @@ def test_system_calls_are_refused(make: Make) -> None:
             assert found == errno.EPERM, name
     clone3 = seccomp.CLONE3[column]
     assert worker.call("system_call", 10, number=clone3, arguments=[0, 0]) == errno.ENOSYS
-    clone = {"number": seccomp.CLONE[column], "arguments": [CLONE_NEWNS | 17, 0, 0, 0, 0]}
+    clone: dict[str, Any] = {
+        "number": seccomp.CLONE[column],
+        "arguments": [CLONE_NEWNS | 17, 0, 0, 0, 0],
+    }
     assert worker.call("system_call", 10, **clone) == errno.EPERM
     for name in ("ptrace", "personality", "keyctl", "kcmp", "process_vm_readv"):
         tried = control("system_call", number=seccomp.REFUSED[name][column], arguments=[-1] * 4)

@@ -41,8 +41,10 @@ INPUTS = "torch.randn(64, 512), torch.randn(64, 512)"
 LARGE = INPUTS.replace("64", "6000")
 
 
-def screened(machine: Machine, forward: str, inputs: str = INPUTS, declared: str = "") -> Admission:
-    code = FORM.format(forward=forward, inputs=inputs)
+def screened(
+    machine: Machine, forward: str, inputs: str = INPUTS, declared: str = "", form: str = FORM
+) -> Admission:
+    code = form.format(forward=forward, inputs=inputs)
     problem = Problem(
         problem_id=content_id(code),
         code=code,
@@ -132,6 +134,13 @@ def test_an_operator_that_matters_is_admitted(cpu_machine: Machine, name: str) -
 def test_inputs_without_randomness(cpu_machine: Machine) -> None:
     found = screened(cpu_machine, HONEST, "torch.ones(64, 512), torch.randn(64, 512)")
     assert found.reason is AdmitReason.FIXED_INPUTS
+
+
+def test_a_problem_without_inputs(cpu_machine: Machine) -> None:
+    """Every call has the same answer then."""
+    form = FORM.replace("forward(self, x, y)", "forward(self)")
+    found = screened(cpu_machine, "return F.gelu(self.weight * 2)", "", "mul gelu", form)
+    assert found.reason is AdmitReason.FIXED_INPUTS, found.detail
 
 
 def test_a_tiny_problem_is_too_fast(cpu_machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

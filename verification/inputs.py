@@ -123,9 +123,9 @@ def add_needles(values: list[Any], seed: int) -> None:
     """Change a few elements of every tensor in place, without torch's noticing (its version
     counters stay): floats become large with their sign kept, others change places."""
     for index, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or not value.numel() or not value.is_contiguous():
+        flat = _as_it_lies(value)
+        if flat is None:
             continue
-        flat = value.data.view(-1)
         places = _places(flat, seed + index)
         picked = flat[places]
         if value.is_floating_point():
@@ -135,6 +135,16 @@ def add_needles(values: list[Any], seed: int) -> None:
             flat[places] = (signs * size * NEEDLE_SIZE).to(flat.dtype)
         else:
             flat[places] = picked.roll(1)
+
+
+def _as_it_lies(value: Any) -> torch.Tensor | None:
+    """All elements of a tensor in the order of its memory, transposed or not, as a view that has a
+    version counter of its own; None where they overlap or have gaps, or there are none."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    packed = value.data.permute(order)
+    return packed.view(-1) if packed.is_contiguous() else None
 
 
 def _places(value: torch.Tensor, seed: int) -> torch.Tensor:
@@ -234,10 +244,8 @@ def _rewrite(inputs: list[Any], seed: int, count: int) -> None:
     keeps signs and domains."""
     generator = torch.Generator().manual_seed((seed << 20) + count)
     for value in inputs:
-        if not isinstance(value, torch.Tensor) or not value.is_contiguous():
-            continue
-        if value.is_floating_point() and value.numel() > 0:
-            flat = value.view(-1)
+        flat = _as_it_lies(value)
+        if flat is not None and flat.is_floating_point():
             size = min(BLOCK, flat.numel())
             start, turn = (
                 int(torch.randint(0, bound, (), generator=generator))

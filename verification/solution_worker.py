@@ -129,8 +129,12 @@ class Candidate:
         self, draw: dict[str, Any], state: str, arguments: list[Any]
     ) -> dict[str, Any]:
         """A checked call of a model with other constructor arguments."""
-        self._construct(state, arguments)
-        return self.run(draw)
+        kept = self.model
+        try:
+            self._construct(state, arguments)
+            return self.run(draw)
+        finally:
+            self.model = kept
 
     def _run(self, bands: Bands, audited: bool) -> dict[str, Any]:
         inputs = self._checked
