@@ -136,5 +136,29 @@ def test_the_log_quotes_what_opening_a_device_costs() -> None:
     ) in LOG
 
 
+def test_the_log_quotes_the_exploits_on_a_gpu() -> None:
+    items = raw("exploits")["items"]
+    count = {
+        kind: [item for item in items if item["kind"] == kind]
+        for kind in ("exploit", "twin", "control")
+    }
+    refused = [i for i in count["exploit"] if i["ok"] or i["status"] != "correct"]
+    assert f"{len(refused)} of {len(count['exploit'])} refused" in LOG
+    assert f"{sum(i['ok'] for i in count['exploit'])} by a guard named for them" in LOG
+    accepted = sum(i["ok"] for i in count["twin"])
+    assert f"{accepted} of {len(count['twin'])} accepted" in LOG
+    assert f"{sum(i['ok'] for i in count['control'])} of {len(count['control'])}: with its" in LOG
+
+
+def test_the_log_quotes_a_baseline_against_itself() -> None:
+    found = raw("aa")
+    ratios = [row["point"] for row in found["same"]]
+    faster = sum(row["low"] > found["threshold"] for row in found["same"])
+    width = statistics.median(row["high"] - row["low"] for row in found["same"])
+    assert f"{len(ratios)} measurements of eager against eager" in LOG
+    assert f"called faster {faster} times, ratios {min(ratios):.4f} to {max(ratios):.4f}" in LOG
+    assert f"{width:.4f} wide in the median" in LOG
+
+
 def raw(name: str) -> dict[str, Any]:
     return dict(json.loads((ROOT / f"docs/runs/2026-11-30-h200-{name}.json").read_text()))

@@ -13,6 +13,7 @@ from runtime.sandbox import WorkerCrash, WorkerError
 from schemas.records import Target, VerdictStatus
 from verification import device_state
 from verification.bench import Bench, Refusal
+from verification.checking import _fair_call
 from verification.guards import Guard
 from verification.measuring import Stopwatch
 
@@ -108,6 +109,29 @@ def test_a_guard_that_is_off_refuses_nothing() -> None:
     off.require(Guard.ALIASES, False, "shares memory")
     with pytest.raises(Refusal, match="live_outputs: changed"):
         off.require(Guard.LIVE_OUTPUTS, False, "changed")
+
+
+HONEST = {"checksum": 1, "inputs_kept": True, "bands_kept": True, "aliases": False}
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted", "guard"),
+    [
+        ({}, {}, None),
+        ({"aliases": True}, {}, Guard.ALIASES),
+        ({"aliases": True}, {"aliases": True}, None),  # the reference returns a view too
+        ({"inputs_kept": False}, {}, Guard.INPUTS_KEPT),
+        ({"bands_kept": False}, {}, Guard.GUARD_BANDS),
+        ({"computed": ["aten.mm"]}, {}, Guard.DISPATCH_AUDIT),
+    ],
+)
+def test_what_a_call_must_leave_alone(
+    reply: dict[str, Any], wanted: dict[str, Any], guard: Guard | None
+) -> None:
+    sides = Side("reference", 1), Side("solution", 1)
+    refused = pytest.raises(Refusal, match=f"^{guard}: ") if guard else contextlib.nullcontext()
+    with refused:
+        _fair_call(bench(Target.CPU, *sides), {**HONEST, **wanted}, {**HONEST, **reply})
 
 
 ROUNDS = {

@@ -142,7 +142,7 @@ def _as_it_lies(value: Any) -> torch.Tensor | None:
     version counter of its own; None where they overlap or have gaps, or there are none."""
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
-    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    order = sorted(range(value.dim()), key=lambda d: -value.stride()[d])
     packed = value.data.permute(order)
     return packed.view(-1) if packed.is_contiguous() else None
 
