@@ -102,24 +102,15 @@ def test_both_sides_show_and_blocks_add_up(own: Path) -> None:
     assert foreign > 0.05
 
 
-def test_work_in_threads_that_come_later_is_missed_and_shows(own: Path) -> None:
-    name = "burn_in_thread"
-    with _running(RUN.format(path=str(own), name=name), LOOP.replace("20", "500")) as pid:
-        tasks = Path(f"/proc/{pid}/task")
-        # Started between two calls, it would have only the main thread; a call lasts seconds.
-        while len(list(tasks.iterdir())) < 2:
-            time.sleep(0.01)
-        seen = _sampled(pid)
-    assert seen.report() is not None
-    coverage = seen.coverage()
+def test_work_in_threads_that_come_later_is_seen(own: Path) -> None:
+    with _running(RUN.format(path=str(own), name="burn_in_thread"), LOOP) as pid:
+        sampler = _sampled(pid, 1.0)  # a thread lives for some 50 ms
+    report = sampler.report()
+    assert report is not None
+    assert shares(report, own)[0] > 0.8
+    coverage = sampler.coverage()
     assert coverage is not None
-    assert coverage > 0.6
-
-    with _running(RUN.format(path=str(own), name=name), LOOP) as pid:
-        unseen = _sampled(pid, 1.0)  # a thread lives for some 50 ms
-    coverage = unseen.coverage()
-    assert coverage is not None
-    assert coverage < 0.5
+    assert 0.6 < coverage < 1.4
 
 
 def test_samples_without_room_are_counted(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

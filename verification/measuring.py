@@ -379,6 +379,6 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 def _milliseconds(reply: Any) -> float:
     """The solution's own time. Raises Refusal when it is no positive number."""
     value = reply.get("ms") if isinstance(reply, dict) else None
-    if not isinstance(value, float | int) or not 0.0 < float(value) < 1e9:
+    if not isinstance(value, float | int) or not 0.0 < value < 1e9:
         raise Refusal(VerdictStatus.INTEGRITY, f"not a time: {value!r}")
     return float(value)

@@ -1,11 +1,12 @@
 """Where the CPU time of a process goes, seen from outside of it: instruction pointers by file.
 
 The judge has the kernel sample the threads of a solution's process (perf_event_open, a software
-clock, user mode only) and looks up each address in /proc/PID/maps. Nothing runs in that process,
-so it cannot lie about this, but it can hide: in a thread that starts later (`coverage` shows that
-time is missing), in another process, or in a loop of its own that does nothing useful while a
-library computes elsewhere. A sample costs a few microseconds of the thread it interrupts, so sample
-all sides of a comparison or none.
+clock, user mode only) and looks up each address in /proc/PID/maps. Threads and processes that these
+start meanwhile are sampled too; an address of another process is looked up in the maps of this one.
+Nothing runs in that process, so it cannot lie about this, but it can hide: in a process that it has
+started before, or in a loop of its own that does nothing useful while a library computes
+elsewhere. `coverage` shows when time is missing. A sample costs a few microseconds of the thread
+it interrupts, so sample all sides of a comparison or none.
 
     with Sampler(pid) as sampler:
         ...calls...
@@ -32,14 +33,14 @@ from types import TracebackType
 FREQUENCY = 1997
 """Samples a second of a running thread; a prime, so as not to beat with anything periodic."""
 RING_PAGES = 16
-"""Of each thread: 2,700 samples. Later ones are lost, and counted in `lost`."""
+"""Of each CPU: 2,700 samples. Later ones are lost, and counted in `lost`."""
 UNKNOWN = "[unknown]"
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _SOFTWARE, _CPU_CLOCK = 1, 0
 _IP, _TID = 1, 2
-_DISABLED, _EXCLUDE_KERNEL, _EXCLUDE_HV, _FREQUENCY = 1, 1 << 5, 1 << 6, 1 << 10
+_DISABLED, _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HV, _FREQUENCY = 1, 2, 1 << 5, 1 << 6, 1 << 10
 _ATTRIBUTES = struct.Struct("<IIQQQQQIIQ")
-_ENABLE, _DISABLE = 0x2400, 0x2401
+_ENABLE, _DISABLE, _SET_OUTPUT = 0x2400, 0x2401, 0x2405
 _LOST, _SAMPLE = 2, 9
 _HEADER = struct.Struct("<IHH")
 _NEUTRAL = (
@@ -51,7 +52,7 @@ _NEUTRAL = (
 
 
 class Sampler:
-    """Samples the threads that process `pid` has at each entry; blocks add up.
+    """Samples process `pid` and all it starts inside the blocks, which add up.
 
     `lost`: samples for which there was no room. `cpu_s`: user CPU time of the whole process
     inside the blocks, in seconds.
@@ -60,7 +61,8 @@ class Sampler:
     def __init__(self, pid: int, frequency: int = FREQUENCY) -> None:
         self._pid = pid
         self._frequency = frequency
-        self._rings: list[_Ring] = []
+        self._rings: dict[int, _Ring] = {}
+        """By CPU: an event that is inherited can only write to the ring of one."""
         self._found: Counter[str] = Counter()
         self._cpu_before = 0.0
         self.refused = ""
@@ -76,7 +78,7 @@ class Sampler:
             self.refused = _why(error, self._pid)
         if self.refused:
             self._close()
-        for ring in self._rings:
+        for ring in self._rings.values():
             ring.switch(_ENABLE)
         return self
 
@@ -86,7 +88,7 @@ class Sampler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for ring in self._rings:
+        for ring in self._rings.values():
             ring.switch(_DISABLE)
         try:
             if not self.refused:
@@ -110,21 +112,22 @@ class Sampler:
         return self._found.total() / self._frequency / self.cpu_s
 
     def _open(self, tid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
-            self._rings.append(_Ring(tid, self._frequency))
+        for cpu in os.sched_getaffinity(0):
+            with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
+                self._rings.setdefault(cpu, _Ring(cpu)).add(tid, self._frequency)
 
     def _collect(self) -> None:
         files = _Maps(self._pid)
         self.cpu_s += _user_s(self._pid) - self._cpu_before
-        for ring in self._rings:
+        for ring in self._rings.values():
             addresses, lost = ring.read()
             self.lost += lost
             self._found.update(files.file_of(address) for address in addresses)
 
     def _close(self) -> None:
-        for ring in self._rings:
+        for ring in self._rings.values():
             ring.close()
-        self._rings = []
+        self._rings = {}
 
 
 def shares(report: dict[str, int], own: Path) -> tuple[float, float]:
@@ -153,26 +156,33 @@ def _neutral(file: str) -> bool:
 
 
 class _Ring:
-    """One thread's samples: an event and the memory that the kernel writes them to."""
+    """What happens on one CPU: an event a thread, and the memory that the kernel writes to."""
 
-    def __init__(self, tid: int, frequency: int) -> None:
-        flags = _DISABLED | _EXCLUDE_KERNEL | _EXCLUDE_HV | _FREQUENCY
+    def __init__(self, cpu: int) -> None:
+        self._cpu = cpu
+        self._files: list[int] = []
+        self._memory: mmap.mmap | None = None
+
+    def add(self, tid: int, frequency: int) -> None:
+        """A thread, and those that it will start. Raises OSError."""
+        flags = _DISABLED | _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HV | _FREQUENCY
         attributes = _ATTRIBUTES.pack(
             _SOFTWARE, _ATTRIBUTES.size, _CPU_CLOCK, frequency, _IP | _TID, 0, flags, 0, 0, 0
         )
-        self._file = _perf_event_open(attributes, tid)
-        try:
-            size = (1 + RING_PAGES) * mmap.PAGESIZE
-            self._memory = mmap.mmap(self._file, size)
-        except OSError:
-            os.close(self._file)
-            raise
+        self._files.append(_perf_event_open(attributes, tid, self._cpu))
+        if self._memory is None:
+            self._memory = mmap.mmap(self._files[-1], (1 + RING_PAGES) * mmap.PAGESIZE)
+        else:
+            fcntl.ioctl(self._files[-1], _SET_OUTPUT, self._files[0])
 
     def switch(self, request: int) -> None:
-        fcntl.ioctl(self._file, request, 0)
+        for file in self._files:
+            fcntl.ioctl(file, request, 0)
 
     def read(self) -> tuple[list[int], int]:
-        """(instruction pointers, samples lost). Once, with the event disabled."""
+        """(instruction pointers, samples lost). Once, with the events disabled."""
+        if self._memory is None:
+            return [], 0
         head = struct.unpack_from("<Q", self._memory, 1024)[0]
         addresses, lost, position = [], 0, 0
         while position + _HEADER.size <= head:
@@ -187,8 +197,10 @@ class _Ring:
         return addresses, lost
 
     def close(self) -> None:
-        self._memory.close()
-        os.close(self._file)
+        if self._memory is not None:
+            self._memory.close()
+        for file in self._files:
+            os.close(file)
 
 
 class _Maps:
@@ -213,12 +225,12 @@ class _Maps:
         return self._files[index]
 
 
-def _perf_event_open(attributes: bytes, tid: int) -> int:
+def _perf_event_open(attributes: bytes, tid: int, cpu: int) -> int:
     number = _SYSCALL.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"no perf_event_open known for {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
-    arguments = (ctypes.c_long(number), attributes, ctypes.c_int(tid), ctypes.c_int(-1))
+    arguments = (ctypes.c_long(number), attributes, ctypes.c_int(tid), ctypes.c_int(cpu))
     file = libc.syscall(*arguments, ctypes.c_int(-1), ctypes.c_ulong(8))  # close on exec
     if file < 0:
         code = ctypes.get_errno()
