@@ -27,9 +27,9 @@ from enum import StrEnum
 
 
 class Guard(StrEnum):
-    """Names for `Judge(off=...)`, `Verdict.harness` and docs/threats.md."""
+    """Names for `Policy(off=...)`, `Verdict.harness` and docs/threats.md."""
 
-    # correctness: verification.trial, compared in verification.reference_worker
+    # correctness: verification.checking, compared in verification.reference_worker
     STRUCTURE = "structure"
     STRIDES = "strides"
     BUDGET = "budget"
@@ -57,7 +57,7 @@ class Guard(StrEnum):
     BINARY_AUDIT = "binary_audit"
     KNOCK_OUT = "knock_out"
     ATTRIBUTION = "attribution"
-    # time: verification.trial, verification.timing
+    # time: verification.measuring, verification.timing
     TIMED_OUTPUTS = "timed_outputs"
     JUDGE_CLOCK = "judge_clock"
     CLOCKS_AGREE = "clocks_agree"
@@ -95,7 +95,7 @@ _says(Guard.DRAW_SPECIAL, (4,), "NaN, infinities, zeros, where the operators def
 _says(Guard.NEEDLE, (4,), "a few elements changed in place: the output must follow")
 _says(Guard.FRESH_PARAMETERS, (4,), "every parameter and buffer redrawn")
 _says(Guard.PARAMETER_CHANGE, (4,), "parameters changed in place between two calls")
-_says(Guard.STATE_AFTER, (6,), "parameters and buffers after the calls, against the reference's")
+_says(Guard.STATE_AFTER, (6,), "parameters and buffers after the calls: they stay what they were")
 _says(Guard.INPUTS_KEPT, (6,), "inputs after a call")
 _says(Guard.ALIASES, (6,), "outputs that share memory with inputs")
 _says(Guard.LIVE_OUTPUTS, (6,), "earlier outputs after later calls")
@@ -111,7 +111,11 @@ _says(Guard.KNOCK_OUT, (1, 3), "the same solution with its kernels dead must be 
 _says(Guard.ATTRIBUTION, (1, 3), "which binary the kernels that ran came from")
 _says(Guard.TIMED_OUTPUTS, (5,), "outputs of timed calls, drawn after the clock stopped")
 _says(Guard.JUDGE_CLOCK, (8,), "the judge's clock around every timed call")
-_says(Guard.CLOCKS_AGREE, (8,), "CUPTI's span of a call against its events")
+_says(
+    Guard.CLOCKS_AGREE,
+    (8,),
+    "how long CUPTI saw the device busy with a call, against what is claimed",
+)
 _says(Guard.OUTPUT_READY, (8, 5), "what reading an output costs after the clock stopped")
 _says(Guard.BASELINE_DRIFT, (8,), "baselines beside a solution against baselines alone")
 _says(Guard.AA_CONTROL, (8, 9), "a baseline against itself")

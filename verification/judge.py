@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,12 +76,11 @@ class Judge:
         admission: Admission,
         machine: Machine,
         policy: Policy | None = None,
-        off: Collection[Guard] = frozenset(),
     ) -> None:
         self._problem = problem
         self._admission = admission
         self._machine = machine
-        self._policy = policy or Policy(off=frozenset(off))
+        self._policy = policy or Policy()
         self._harness = harness_hash() + switched(self._policy.off)
         self._reference: Worker | None = None
         self._mail = contextlib.ExitStack()
