@@ -32,8 +32,8 @@ from schemas.records import Precision, Problem, Solution, Target
 from training_export.run_record import git_commit
 from verification.folder import read_problem, read_solution
 from verification.machine import Machine, MachineSettings
-from verification.pool_process import Job
-from verification.pool_worker import Judges
+from verification.service.pool_process import Job
+from verification.service.pool_worker import Judges
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENTS_PER_WORKER = 3

@@ -27,7 +27,7 @@ from benchmarks.verifier_table import Decision, run_row
 from runtime.lease import held_seconds
 from schemas.codec import to_json
 from schemas.records import Solution, Target, Verdict, VerdictStatus
-from verification.built import Built
+from verification.building.built import Built
 from verification.check import open_judge
 from verification.judge import Judge, harness_hash
 from verification.machine import Machine, MachineSettings, start_zygote

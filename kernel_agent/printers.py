@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from schemas.records import Solution, Target
-from verification.toolchain import CPU_FLAGS
+from verification.building.toolchain import CPU_FLAGS
 
 EXTENSION = "ops6k_kernels"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

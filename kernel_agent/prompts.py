@@ -6,7 +6,7 @@ Text only; the same words go to a model behind an endpoint and stand in the expe
 from __future__ import annotations
 
 from schemas.records import Precision, Problem, Target
-from verification.toolchain import CPU_FLAGS, CUDA_FLAGS
+from verification.building.toolchain import CPU_FLAGS, CUDA_FLAGS
 
 SKILL = """\
 You are an expert in writing fast {language} kernels. You replace a PyTorch module by one whose work

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schemas.records import Interval, Solution, ToolCall, Verdict, VerdictStatus
-from verification.build import BuildError
+from verification.building.build import BuildError
 from verification.judge import Judge
 from verification.machine import Machine
 

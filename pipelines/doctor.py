@@ -21,9 +21,9 @@ from runtime.sandbox import Limits, Zygote
 from runtime.view import ROOT
 from schemas.codec import from_json
 from schemas.records import Isolation, Target
-from verification.attribution import find_cuda_home
+from verification.building.toolchain import ToolchainError, toolchain
 from verification.machine import SHM, SHM_BYTES_NEEDED
-from verification.toolchain import ToolchainError, toolchain
+from verification.workers.attribution import find_cuda_home
 
 TRIALS = {"filesystem": ("view", "landlock"), "syscalls": ("seccomp",), "limits": ("user",)}
 """Which of `runtime.means.Means` a part of an Isolation rests on, where the names differ."""

@@ -25,7 +25,7 @@ from typing import Any, Literal, NoReturn
 from apache_beam.options import pipeline_options
 
 from schemas.records import Target
-from verification.toolchain import ToolchainError, toolchain
+from verification.building.toolchain import ToolchainError, toolchain
 
 STORE = ".store"
 """Where finished work is kept, inside an output folder on a local disk."""

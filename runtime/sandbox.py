@@ -33,7 +33,7 @@ ALLOWED_ENVIRONMENT = (
     "PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
-    "CXX",  # Inductor's compiler, which `verification.toolchain` has found
+    "CXX",  # Inductor's compiler, which `verification.building.toolchain` has found
 )  # fmt: skip
 FORKABLE = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",

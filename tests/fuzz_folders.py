@@ -30,8 +30,8 @@ from schemas.records import Precision, Problem, Solution, Target
 from tests import factories, samples
 from verification.folder import FolderError, read_problem, read_solution
 from verification.machine import Machine
-from verification.pool_process import Job
-from verification.pool_worker import Judges
+from verification.service.pool_process import Job
+from verification.service.pool_worker import Judges
 
 SMALL = samples.CODE.replace("rows, features = 4099, 1024", "rows, features = 67, 256")
 PLAIN = {

@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from verification.attribution import Launches, LaunchReport, build_launches, find_cuda_home
-from verification.knockout import knock_out
+from verification.building.knockout import knock_out
+from verification.workers.attribution import Launches, LaunchReport, build_launches, find_cuda_home
 
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534

@@ -148,7 +148,7 @@ def punch_mapped(path: str) -> bool:
 
 
 def map_shared(path: str) -> bool:
-    """As `verification.transport` writes on a GPU."""
+    """As `verification.workers.transport` writes on a GPU."""
     import torch
 
     torch.from_file(path, shared=True, size=8192, dtype=torch.uint8)[0] = ord("m")

@@ -19,10 +19,10 @@ from kernel_agent.printers import PrintError, as_load_inline, as_paper, launcher
 from schemas.records import Solution, Target
 from tests import samples
 from tests.expert_cases import CASES, plan_of, problem
-from verification import forms
-from verification.build import build
-from verification.plans import PAPER
-from verification.toolchain import toolchain
+from verification.building.build import build
+from verification.building.plans import PAPER
+from verification.building.toolchain import toolchain
+from verification.workers import forms
 
 Printer = Callable[[Solution, Target], Solution]
 KERNEL = """#include "helper.h"

@@ -32,9 +32,9 @@ from benchmarks.verifier_table import Decision, figures, run_row, spread, table
 from kernel_agent.printers import as_load_inline, as_paper
 from schemas.records import Target
 from tests import factories
-from verification.build import build
+from verification.building.build import build
+from verification.building.toolchain import toolchain
 from verification.machine import Machine
-from verification.toolchain import toolchain
 
 H200 = Gpu(name="NVIDIA H200", driver="1", capability="9.0")
 SHORT = SUBJECTS["short"]

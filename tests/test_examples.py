@@ -17,8 +17,8 @@ from schemas.codec import content_id
 from schemas.records import Solution, Target
 from training_export import read
 from training_export.sample import MAX_BYTES, main
-from verification.build import build
-from verification.toolchain import toolchain
+from verification.building.build import build
+from verification.building.toolchain import toolchain
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "h200"
 RUN = json.loads((EXAMPLE / "run.json").read_text())

@@ -15,7 +15,7 @@ from pipelines import options, output, runner
 from pipelines.options import RunConfig, UsageError
 from schemas.records import SCHEMA_VERSION, Target
 from training_export.rules import SftRule
-from verification.toolchain import toolchain
+from verification.building.toolchain import toolchain
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from verification import fatbin
-from verification.attribution import (
+from verification.building import fatbin
+from verification.workers.attribution import (
     AttributionError,
     Launches,
     build_launches,
@@ -153,8 +153,8 @@ import ctypes, json, mmap, sys
 from dataclasses import asdict
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from verification import attribution
-from verification.attribution import AttributionError, Launches
+from verification.workers import attribution
+from verification.workers.attribution import AttributionError, Launches
 folder = Path({folder!r})
 own, foreign = (folder / "own.cubin").read_bytes(), (folder / "foreign.cubin").read_bytes()
 play = ctypes.CDLL("libcupti.so.13")

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from verification.audit import DispatchAudit
-from verification.bands import BAND_BYTES, Bands
+from verification.workers.audit import DispatchAudit
+from verification.workers.bands import BAND_BYTES, Bands
 
 
 def audited(call: object) -> list[str]:
@@ -98,7 +98,7 @@ def test_bands_leave_what_is_not_contiguous_alone() -> None:
 PROGRAM = """
 import os, sys, subprocess, ctypes, socket
 sys.path.insert(0, {root!r})
-from verification.audit import ProcessAudit
+from verification.workers.audit import ProcessAudit
 audit = ProcessAudit()
 open("/proc/self/status").close()
 with audit.listening():

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests import samples
-from verification.binary import (
+from verification.building.binary import (
     BinaryReport,
     audit,
     inspect,
     inspect_object,
     refusals,
 )
-from verification.fatbin import FatbinError, images
+from verification.building.fatbin import FatbinError, images
 
 HONEST_CU = """#include <cstdint>
 #include <cuda_runtime.h>

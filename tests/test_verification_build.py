@@ -16,10 +16,10 @@ import pytest
 from runtime.sandbox import Limits, Zygote
 from schemas.records import Solution, Target
 from tests import samples
-from verification import build_cache
-from verification.build import LIBRARY, Build, BuildError, BuildTimeout, build
-from verification.build_cache import BuildCache
-from verification.toolchain import ToolchainError, toolchain
+from verification.building import build_cache
+from verification.building.build import LIBRARY, Build, BuildError, BuildTimeout, build
+from verification.building.build_cache import BuildCache
+from verification.building.toolchain import ToolchainError, toolchain
 
 
 def _build(solution: Solution, cache: Path, timeout_s: float = 120.0) -> Build:
@@ -191,7 +191,7 @@ def test_what_is_asked_for_while_entries_are_measured_stays(
 
 READER = """import random, sys, time
 from pathlib import Path
-from verification.build_cache import BuildCache
+from verification.building.build_cache import BuildCache
 cache = BuildCache(Path(sys.argv[1]), limit_bytes=0, grace_s=60)
 numbers = list(range(600))
 random.Random(sys.argv[2]).shuffle(numbers)

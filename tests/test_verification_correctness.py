@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from verification.correctness import Expected, compare, figures
+from verification.workers.correctness import Expected, compare, figures
 
 EPS32, EPS16 = 2.0**-23, 2.0**-7
 

@@ -20,11 +20,11 @@ from torch.utils import cpp_extension
 
 from schemas.records import Solution, Target
 from tests import samples
-from verification import forms
-from verification.build import Build, BuildError, build
-from verification.plans import PAPER, ExtensionPlan, Kind, extensions, filtered
-from verification.recorded import ExtensionCall, FormError, Text, read_calls
-from verification.toolchain import toolchain
+from verification.building.build import Build, BuildError, build
+from verification.building.plans import PAPER, ExtensionPlan, Kind, extensions, filtered
+from verification.building.recorded import ExtensionCall, FormError, Text, read_calls
+from verification.building.toolchain import toolchain
+from verification.workers import forms
 
 PLAIN = """#include <Python.h>
 static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }

@@ -11,7 +11,7 @@ import pytest
 from tests import fuzz_folders
 from verification.folder import FolderError
 from verification.machine import Machine
-from verification.pool_worker import Judges
+from verification.service.pool_worker import Judges
 
 READ, JUDGED = 250, 160
 

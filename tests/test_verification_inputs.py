@@ -9,7 +9,7 @@ import torch
 
 from runtime.problem_code import load_module, make_model
 from tests import samples
-from verification.inputs import (
+from verification.workers.inputs import (
     DISTRIBUTIONS,
     KEEPING,
     NEEDLES,

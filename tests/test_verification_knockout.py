@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from verification import fatbin
-from verification.binary import inspect
-from verification.knockout import EXIT, knock_out
+from verification.building import fatbin
+from verification.building.binary import inspect
+from verification.building.knockout import EXIT, knock_out
 
 WORKS = """
 static int calls = 0;

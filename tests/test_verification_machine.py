@@ -15,11 +15,11 @@ from kernel_agent.policy import Unsupported
 from runtime.sandbox import Zygote
 from schemas.records import Target
 from tests import factories, samples
-from verification import build as building
 from verification import machine as machines
-from verification.build import BuildError, build
+from verification.building import build as building
+from verification.building.build import BuildError, build
+from verification.building.toolchain import toolchain
 from verification.machine import Machine
-from verification.toolchain import toolchain
 
 ENTRY = "tests.sandbox_entry:handlers"
 

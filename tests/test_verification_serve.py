@@ -20,9 +20,9 @@ from tests import samples
 from tests.serving import Served, served, shared_server
 from verification.folder import FolderError
 from verification.machine import MachineSettings
-from verification.pool import PATIENCE_S, Pool, Ticket
-from verification.pool_process import WorkerSettings
-from verification.serve import Malformed, parse_request
+from verification.service.pool import PATIENCE_S, Pool, Ticket
+from verification.service.pool_process import WorkerSettings
+from verification.service.serve import Malformed, parse_request
 
 TINY = samples.CODE.replace("4099, 1024", "67, 256")
 OTHER = TINY.replace("scale, shift and gelu", "another")

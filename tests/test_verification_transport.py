@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from verification import transport
 from verification.machine import _scratch_root
-from verification.transport import Mailbox, describe, flatten_outputs
+from verification.workers import transport
+from verification.workers.transport import Mailbox, describe, flatten_outputs
 
 VALUES = {
     "float32": torch.randn(3, 5),

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from verification.check import check  # torch, which the server does not need
 
             return check(options)
-        from verification.serve import serve  # aiohttp, which a check does not need
+        from verification.service.serve import serve  # aiohttp, which a check does not need
 
         return serve(options)
     except (FolderError, SettingsError) as error:

@@ -1,7 +1,7 @@
 """Screening a composed problem: the admission rules, each refusal with its reason.
 
-The rules themselves run in the reference's process (`verification.screening`); this side owns
-the leases, the clock band and the roofline.
+The rules themselves run in the reference's process (`verification.workers.screening`); this side
+owns the leases, the clock band and the roofline.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 from schemas.records import VerdictStatus
 from verification.bench import Bench, Refusal, fresh_seed
 from verification.guards import Guard
-from verification.inputs import DRAWS, WIDENING
+from verification.workers.inputs import DRAWS, WIDENING
 
 REPEATS = 200
 DRAW_GUARDS = {

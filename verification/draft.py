@@ -16,7 +16,7 @@ from schemas.records import (
 )
 from verification import timing
 from verification.bench import Bench
-from verification.built import Built
+from verification.building.built import Built
 from verification.device_state import summary
 from verification.guards import Guard
 from verification.machine import Machine

@@ -1,16 +1,16 @@
 """The judge: (problem, solution) to Verdict. It imports no solution code and no reference code.
 
     judge            builds, asks, compares clocks, decides           this process
-    reference worker problem's code, fp64, eager and torch.compile    verification.reference_worker
-    solution worker  solution's code, unprivileged and offline        verification.solution_worker
+    reference worker problem's code, fp64, eager and torch.compile    workers/reference_worker.py
+    solution worker  solution's code, unprivileged and offline        workers/solution_worker.py
 
 A `Judge` serves one problem: its reference worker stays for all the solutions of a rollout, each
 solution gets a worker of its own (at the effort `publish` several). Verdicts are kept in the
 store, so nothing finished is measured twice.
 
-    build, audit of the binary          verification.build, verification.binary
-    right, and whose work               verification.checking
-    how fast, beside the baselines      verification.measuring
+    build, audit of the binary          building/build.py, building/binary.py
+    right, and whose work               checking.py
+    how fast, beside the baselines      measuring.py
     with its own kernels dead: wrong?   here
 """
 
@@ -37,15 +37,15 @@ from schemas.records import (
 )
 from verification import timing
 from verification.bench import Bench, Refusal, fresh_seed
-from verification.build import BuildError, BuildTimeout
-from verification.built import write_files
+from verification.building.build import BuildError, BuildTimeout
+from verification.building.built import write_files
 from verification.checking import check_solution, label_solution
 from verification.draft import Draft
 from verification.guards import Guard, switched
-from verification.inputs import without_model
 from verification.machine import Machine
 from verification.measuring import Stopwatch
 from verification.room import was_full, with_room
+from verification.workers.inputs import without_model
 
 TIMING_ATTEMPTS = 3
 KILL_ATTEMPTS = 3
@@ -229,7 +229,7 @@ class Judge:
 
     def _spawn(self, solution: Solution, scratch: Path) -> Worker:
         return self._machine.spawn(
-            "verification.solution_worker:handlers",
+            "verification.workers.solution_worker:handlers",
             "solution",
             scratch=str(scratch),
             form=solution.form,
@@ -319,7 +319,7 @@ def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker
     `mail`: the folder through which it gets the outputs it is to check.
     """
     worker = machine.spawn(
-        "verification.reference_worker:handlers",
+        "verification.workers.reference_worker:handlers",
         "reference",
         code=problem.code,
         precision=str(problem.precision),
@@ -359,9 +359,9 @@ def harness_hash() -> str:
     for folder, kind in (
         ("runtime", "*.py"),
         ("schemas", "*.py"),
-        ("verification", "*.py"),
+        ("verification", "**/*.py"),
         ("verification/native", "**/*.*"),
     ):
         for file in sorted((root / folder).glob(kind)):
-            digest.update(file.name.encode() + file.read_bytes())
+            digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
     return digest.hexdigest()[:16]

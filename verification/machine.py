@@ -21,13 +21,17 @@ from runtime.store import Store
 from runtime.view import WORK
 from schemas.codec import content_key, from_json
 from schemas.records import Environment, Isolation, Solution, Target
-from verification.attribution import build_launches
-from verification.built import Built, assemble
+from verification.building.built import Built, assemble
+from verification.building.toolchain import Toolchain, toolchain
 from verification.device_state import DeviceWatch
 from verification.room import PAUSES_S
-from verification.toolchain import Toolchain, toolchain
+from verification.workers.attribution import build_launches
 
-WORKERS = ("verification.reference_worker", "verification.solution_worker", "runtime.command")
+WORKERS = (
+    "verification.workers.reference_worker",
+    "verification.workers.solution_worker",
+    "runtime.command",
+)
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 16 << 30
 DYING_S = 5.0
@@ -93,7 +97,7 @@ class Machine:
             return self._probe("environment")
 
     def _probe(self, method: str) -> dict[str, Any]:
-        worker = self.spawn("verification.probe:handlers", "solution")
+        worker = self.spawn("verification.workers.probe:handlers", "solution")
         try:
             return worker.call(method, self.timeout_s)
         finally:

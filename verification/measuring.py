@@ -2,7 +2,7 @@
 
 Three clocks are read. The finest is in the solution's process (CUDA events); it is believed as
 far as the judge's own clock, around the same calls and around `bare` ones, bears it out. CUPTI's
-account of an unannounced call is the third, where there is CUPTI (`verification.attribution`).
+account of an unannounced call is the third, where there is CUPTI (`workers/attribution.py`).
 
 What the solution's process could do about time, and what is for it:
 

@@ -1,8 +1,8 @@
 """Whose work was it? What attribution saw of the calls, and what a policy makes of it.
 
-On a GPU the kernels that ran in one call, by the module they are of (`verification.attribution`);
+On a GPU the kernels that ran in one call, by the module they are of (`workers/attribution.py`);
 on a CPU samples of where threads were in some calls, taken from outside
-(`verification.sampling`). Both may only lower a verdict.
+(`sampling.py`). Both may only lower a verdict.
 """
 
 from __future__ import annotations

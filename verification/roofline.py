@@ -3,7 +3,7 @@ matrix rate of its precision class, whichever is longer.
 
 Bytes: every input, parameter and output moves once. FLOPs: matrix products and convolutions, as
 `torch.utils.flop_counter` counts them; pointwise arithmetic is left out, so the floor is a true
-floor. Rates are measured on the device (`verification.probe`), never taken from a datasheet.
+floor. Rates are measured on the device (`workers/probe.py`), never taken from a datasheet.
 Split-precision tricks (fp32 by three TF32 products) can go below the fp32 floor.
 """
 

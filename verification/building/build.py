@@ -1,9 +1,9 @@
 """Building a solution: one ninja graph for all its libraries, all cores, a bounded cache.
 
 Libraries are always made from the text by us; nothing a solution brings along is loaded. What is
-built for which form says `verification.plans`. The cache is keyed by content and toolchain. Of
-extensions that include torch's headers each object has a key of its own, so that only the files
-that changed are compiled again.
+built for which form says `plans`. The cache is keyed by content and toolchain. Of extensions that
+include torch's headers each object has a key of its own, so that only the files that changed are
+compiled again.
 
 Not covered here: what the compiler can read. The step that runs ninja is a parameter; give one that
 runs it in a confined worker, because the default runs it as we are, and `#include` then reads what
@@ -30,10 +30,10 @@ from ninja import BIN_DIR
 
 from schemas.codec import content_key
 from schemas.records import Solution, Target
-from verification.build_cache import LIMIT_BYTES, BuildCache
-from verification.plans import LIGHT, ExtensionPlan, Kind, extensions
-from verification.recorded import FormError
-from verification.toolchain import Toolchain
+from verification.building.build_cache import LIMIT_BYTES, BuildCache
+from verification.building.plans import LIGHT, ExtensionPlan, Kind, extensions
+from verification.building.recorded import FormError
+from verification.building.toolchain import Toolchain
 
 LIBRARY = "solution.so"
 OBJECT = "object.o"
@@ -110,7 +110,7 @@ def build(
 
     Raises BuildTimeout after `timeout_s`, else BuildError with the compiler's output. `memory_gib`:
     the address space each process of the default `run` may have. `recorded`, `fast_math`,
-    `libraries`: see `verification.plans.extensions`. `scratch`: where to make the folder to compile
+    `libraries`: see `plans.extensions`. `scratch`: where to make the folder to compile
     in, writable for everybody, when `run` is another user; else in the cache. `limit_bytes`: what
     the cache may hold. Safe under concurrent use.
     """

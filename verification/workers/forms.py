@@ -24,8 +24,8 @@ import torch
 
 from runtime import cabi
 from schemas.codec import content_id
-from verification.plans import CABI, PAPER
-from verification.recorded import MAX_BYTES, ExtensionCall, FormError, Text
+from verification.building.plans import CABI, PAPER
+from verification.building.recorded import MAX_BYTES, ExtensionCall, FormError, Text
 
 SOURCES = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".inl")
 Answer = Callable[[ExtensionCall, bool], Any]
@@ -51,7 +51,7 @@ def import_model(form: str, scratch: Path, libraries: dict[str, str]) -> types.M
 
 
 def record(scratch: Path, init_inputs: list[Any] | None = None) -> list[dict[str, Any]]:
-    """What a `load_inline` solution asks to be built, as JSON for `verification.plans.extensions`.
+    """What a `load_inline` solution asks to be built, as JSON for `building.plans.extensions`.
 
     `init_inputs`: when importing asks for nothing, `ModelNew` is constructed with these. An error
     after the first call is left for the worker that has the libraries; an earlier one is raised.

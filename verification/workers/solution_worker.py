@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from verification import forms
-from verification.attribution import AttributionError, Launches, LaunchReport
-from verification.audit import DispatchAudit, ProcessAudit, forbid_compilers
-from verification.bands import Bands
-from verification.clock import Clock, warm_up
-from verification.inputs import Draw, InputRing, add_needles, checksum, draw_inputs, resized
-from verification.transport import Mailbox, flatten_outputs
-from verification.worker_setup import (
+from verification.workers import forms
+from verification.workers.attribution import AttributionError, Launches, LaunchReport
+from verification.workers.audit import DispatchAudit, ProcessAudit, forbid_compilers
+from verification.workers.bands import Bands
+from verification.workers.clock import Clock, warm_up
+from verification.workers.inputs import Draw, InputRing, add_needles, checksum, draw_inputs, resized
+from verification.workers.transport import Mailbox, flatten_outputs
+from verification.workers.worker_setup import (
     opener,
     release,
     set_precision,

@@ -21,7 +21,7 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from verification import fatbin
+from verification.building import fatbin
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch
 
 from schemas.codec import content_id, to_json
 from schemas.records import Environment, Precision, Target
-from verification.worker_setup import set_device, set_precision
+from verification.workers.worker_setup import set_device, set_precision
 
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}

@@ -21,11 +21,11 @@ from runtime.problem_code import make_inputs
 from runtime.trace import trace_operators
 from schemas.codec import to_json
 from schemas.records import AdmitReason
-from verification.correctness import Expected, compare, figures
-from verification.inputs import checksum
+from verification.workers.correctness import Expected, compare, figures
+from verification.workers.inputs import checksum
 
 if TYPE_CHECKING:
-    from verification.reference_worker import Reference
+    from verification.workers.reference_worker import Reference
 
 Finding = tuple[AdmitReason, str]
 SAMPLE_SIZE = 1 << 16

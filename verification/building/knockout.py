@@ -8,7 +8,7 @@ from the judge's build, so the solution has no part in it:
 
 What it does not show: that a kernel does much of the work. A solution that computes with a library
 and only copies the result with its own kernel is wrong without that kernel as well; attribution
-by time (`verification.attribution`, `verification.sampling`) is for that.
+by time (`verification.workers.attribution`, `verification.sampling`) is for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from verification import fatbin
+from verification.building import fatbin
 
 EXIT = bytes.fromhex("4d790000000000000000800300ea0f00")
 """Unconditional EXIT, as ptxas writes it, byte for byte the same for sm_80, sm_90 and sm_100."""

@@ -1,7 +1,7 @@
 """A pool of worker processes that judge: a bounded queue before them, nothing lost behind it.
 
     Pool            queue, who gets what, what is known already          this process, one thread
-    worker process  a machine, a few open judges                         verification.pool_worker
+    worker process  a machine, a few open judges                         pool_worker.py
     warm parent     forks the confined processes of all of them          runtime.zygote
 
 Several workers share a device: the device's lease lets one measure while others build or check. A
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.records import VerdictStatus
-from verification.pool_process import Job, Process, WorkerGone, WorkerSettings, ending
+from verification.service.pool_process import Job, Process, WorkerGone, WorkerSettings, ending
 
 ATTEMPTS = 2
 PATIENCE_S = 20.0

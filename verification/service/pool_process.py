@@ -16,7 +16,7 @@ from schemas.codec import content_key, to_json
 from schemas.records import Problem, Solution
 from verification.machine import MachineSettings
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STUCK_STEPS = 40
 """Steps' worth of time after which a worker that does not answer is killed."""
 START_S, END_S = 300.0, 10.0
@@ -82,7 +82,7 @@ class Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "verification.pool_worker", str(theirs.fileno())),
+                *(sys.executable, "-m", "verification.service.pool_worker", str(theirs.fileno())),
                 json.dumps(to_json(self._settings)),
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NATIVE = Path(__file__).resolve().parent / "native"
+NATIVE = Path(__file__).resolve().parents[1] / "native"
 SOURCES = ("launches.cpp",)
 CUDA_HOME = "/usr/local/cuda"
 COMPILE_TIMEOUT_S = 120.0

@@ -1,6 +1,6 @@
 """One worker of the pool: a machine, a few open judges, and jobs answered one after the other.
 
-Run by `verification.pool` as `python -m verification.pool_worker FD SETTINGS`. Jobs and answers
+Run by `pool` as `python -m verification.service.pool_worker FD SETTINGS`. Jobs and answers
 are JSON, one line each. It ends when the pool's end of the channel closes.
 """
 
@@ -20,7 +20,7 @@ from verification.admission import is_meaningless
 from verification.check import ProblemRefused, doubt, open_judge
 from verification.judge import Judge, Policy
 from verification.machine import Machine
-from verification.pool_process import Job, WorkerSettings
+from verification.service.pool_process import Job, WorkerSettings
 
 OPEN_JUDGES = 2
 """Each keeps a reference process, with the inputs of its problem and its baselines compiled."""

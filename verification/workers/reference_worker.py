@@ -1,7 +1,7 @@
 """The reference's own process: expected values in fp64, comparison, and the two baselines.
 
 It runs the problem's code and never a solution's. Handlers are plain methods called by name with
-JSON values; tensors arrive through `verification.transport`.
+JSON values; tensors arrive through `verification.workers.transport`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
 
 from runtime.problem_code import load_module, make_inputs, make_model
-from verification.clock import Clock, warm_up
-from verification.correctness import Expected, compare, unsettled
 from verification.guards import Guard
-from verification.inputs import (
+from verification.workers.clock import Clock, warm_up
+from verification.workers.correctness import Expected, compare, unsettled
+from verification.workers.inputs import (
     WIDENING,
     Draw,
     InputRing,
@@ -34,9 +34,9 @@ from verification.inputs import (
     timed_inputs,
     widens,
 )
-from verification.screening import SCREENS, Sample
-from verification.transport import Mailbox, describe, flatten_outputs
-from verification.worker_setup import (
+from verification.workers.screening import SCREENS, Sample
+from verification.workers.transport import Mailbox, describe, flatten_outputs
+from verification.workers.worker_setup import (
     opener,
     release,
     set_precision,

@@ -2,7 +2,7 @@
 
 What a `load_inline` solution wants built is found out by importing it in a worker of its own, with
 nothing to load yet. The compiler runs in a confined worker too. What comes out is audited, and
-copied with its kernels dead (`verification.knockout`).
+copied with its kernels dead (`verification.building.knockout`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.sandbox import WorkerError, WorkerTimeout
 from schemas.records import Solution
-from verification.binary import audit
-from verification.build import BuildError, BuildTimeout, Library, Runner, build
-from verification.knockout import knock_out
+from verification.building.binary import audit
+from verification.building.build import BuildError, BuildTimeout, Library, Runner, build
+from verification.building.knockout import knock_out
 
 if TYPE_CHECKING:
     from verification.machine import Machine
@@ -46,7 +46,7 @@ class Built:
         return {part.key: part.path for part in self.parts}
 
     def refusals(self, allowed: Collection[str] = ()) -> list[str]:
-        """What the libraries ask for and must not have; `allowed`: see `verification.binary`."""
+        """What the libraries ask for and must not have; `allowed`: see `binary`."""
         return [
             why
             for part in self.parts
@@ -108,7 +108,7 @@ def _recorded(machine: Machine, solution: Solution) -> list[Any]:
     with machine.scratch() as scratch:
         write_files(solution, scratch)
         worker = machine.spawn(
-            "verification.solution_worker:handlers",
+            "verification.workers.solution_worker:handlers",
             "solution",
             scratch=str(scratch),
             log=str(scratch / "log"),

@@ -33,11 +33,11 @@ from typing import Any
 from aiohttp import web
 
 from schemas.records import Precision, Target
-from verification import pool as pools
 from verification.folder import MAX_TOTAL_BYTES, FolderError, SettingsError, problem_of, solution_of
 from verification.machine import MachineSettings, start_zygote
-from verification.pool import Closing, Pool, QueueFull
-from verification.pool_process import Job, WorkerSettings
+from verification.service import pool as pools
+from verification.service.pool import Closing, Pool, QueueFull
+from verification.service.pool_process import Job, WorkerSettings
 
 MAX_REQUEST_BYTES = 2 * MAX_TOTAL_BYTES
 """As JSON, where a newline or a quote takes two bytes."""

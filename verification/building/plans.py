@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from schemas.records import Solution, Target
-from verification.recorded import ExtensionCall, FormError, read_calls
-from verification.toolchain import Toolchain
+from verification.building.recorded import ExtensionCall, FormError, read_calls
+from verification.building.toolchain import Toolchain
 
-NATIVE = Path(__file__).parent / "native"
+NATIVE = Path(__file__).resolve().parents[1] / "native"
 CABI = "cabi"
 PAPER = "cuda_extension"
 LIGHT = "light"
