@@ -209,7 +209,8 @@ def _clocks(bench: Bench) -> None:
 
         report = bench.watched(f"spin {ms} ms", work)
         by_events = start.elapsed_time(stop)
-        agree = abs(report.busy_ms - by_events) < 0.05 + 0.02 * ms
+        # Events count from before the launch to an idle device, 0.2 ms where its code is loaded.
+        agree = -0.02 < by_events - report.busy_ms < 0.5 and report.busy_ms < 0.02 + 1.01 * ms
         bench.expect("busy and events agree", agree, (ms, report.busy_ms, by_events))
 
 

@@ -33,16 +33,12 @@ PROCESSES = {"reward": 1, "publish": 5}
 READY_SLACK_MS, READY_SHARE = {"cpu": 1.0, "cuda": 0.08}, 0.25
 """How much longer than copying it takes reading an output may take, in milliseconds or as a share
 of the solution's time, whichever is more."""
-CALL_SLACK_MS, CALL_SHARE = {"cpu": 0.05, "cuda": 0.25}, 0.03
-"""How much more than the solution's clock the judge's may say, in milliseconds or as a share. On an
-H200 0.14 to 0.2 ms surround a solution's call beyond what surrounds a baseline's, and nobody has
-found out what; so bare calls are what tells there."""
-BARE_SLACK_MS, BARE_SHARE = 0.05, 0.05
-"""The same for bare calls: launches differ."""
+CALL_SLACK_MS, CALL_SHARE = {"cpu": 0.05, "cuda": 0.06}, 0.03
+"""How much more than the solution's clock the judge's may say, in milliseconds or as a share."""
+BARE_SLACK_MS, BARE_SHARE = 0.08, 0.05
+"""The same for bare calls, of which the judge's clock sees the launch too: launches differ."""
 BUSY_SLACK_MS, BUSY_SHARE = 0.1, 0.15
 """How much less than the device was busy with one of its calls a solution may claim."""
-SWITCH_MS = 0.2
-"""Most that handing the device from one process to another may take."""
 DRIFT = {"cpu": 3.0, "cuda": 1.2}
 """How much slower than at admission a baseline may be. On a CPU this is about the machine alone,
 since the solution stands still meanwhile."""
