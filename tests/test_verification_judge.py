@@ -180,7 +180,7 @@ def test_every_output_must_be_handed_over(judge: Judge) -> None:
     for outputs in ("[]", "reply['outputs'] * 2", "[{'shape': [1], 'dtype': 'float32'}]"):
         forged = samples.MODEL_NEW.replace(
             "lib = cabi.load()",
-            "lib = cabi.load()\nfrom verification import solution_worker as w\n"
+            "lib = cabi.load()\nfrom verification.workers import solution_worker as w\n"
             "honest = w.Candidate._send\n"
             "def send(self, *args):\n    reply = honest(self, *args)\n"
             f"    return {{**reply, 'outputs': {outputs}}}\n"
