@@ -199,8 +199,8 @@ class KernelBench:
 
     def check_imports(self) -> None:
         """Raises PeerError with what its package lacks: better now than once a solution."""
-        command = [sys.executable, "-c", "import kernelbench.eval"]
-        ran = run_command(command, ROOT, {"PYTHONPATH": str(self._source)})
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import kernelbench.eval"
+        ran = run_command([sys.executable, "-c", code, str(self._source)], ROOT, {})
         if ran.code != 0:
             raise PeerError(
                 f"kernelbench does not import here ({ran.reason}): install what it needs, "
