@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lease import DeviceLease, held_seconds, holds, physical_name
+from runtime.lease import OPENINGS, DeviceLease, held_seconds, holds, physical_name
 
 HOLD = """
 import sys, time
@@ -106,15 +106,21 @@ def test_the_log_adds_up(tmp_path: Path) -> None:
     assert [len(rows) for rows in holds(str(log)).values()] == [2, 1]
 
 
-def test_devices_are_opened_one_at_a_time_beside_shared_work(tmp_path: Path) -> None:
+def test_devices_are_opened_a_few_at_a_time_beside_shared_work(tmp_path: Path) -> None:
     lease = DeviceLease("dev", folder=str(tmp_path))
-    holder = _holder(tmp_path, "opening", 60)
+    holders = [_holder(tmp_path, "opening", 60) for _ in range(OPENINGS - 1)]
+    assert _free(lease, "opening", 10)
+    holders.append(_holder(tmp_path, "opening", 60))
     assert not _free(lease, "opening", 0.3)
     assert _free(lease, "shared", 10)
-    assert not _free(lease, "exclusive", 0.3)
-    holder.kill()
-    holder.wait()
+    holders[1].kill()
+    holders[1].wait()
     assert _free(lease, "opening", 10)
+    assert not _free(lease, "exclusive", 0.3)
+    for holder in holders:
+        holder.kill()
+        holder.wait()
+    assert _free(lease, "exclusive", 10)
 
 
 def test_timings_that_wait_together_go_in_one_go(tmp_path: Path) -> None:
