@@ -2,7 +2,8 @@
 
     role        loses
     reference   the network
-    solution    the network, our user and files, every other process, most system calls
+    solution    the network, our user and files, every other process, most system calls,
+                device files it is not to open
     builder     the same, but may start programs: compilers
 
 `runtime.means` says how much of that this machine allows, `schemas.records.Isolation` what each
@@ -63,8 +64,10 @@ def _handlers(channel: socket.socket, request: dict[str, Any], means: Means) -> 
     """The worker's handlers, made when it is confined; what goes wrong answers the first call.
 
     The entry is told what was taken away, in `config["why_not"]` why the rest was not, and in
-    `config["mail"]` where its view has that folder.
+    `config["mail"]` where its view has that folder. The variables of `config["environment"]` are
+    set before anything else of it: CUDA reads them once, and our parent has none of it running.
     """
+    os.environ |= request["config"].get("environment", {})
     module, function = request["entry"].split(":")
     try:
         isolation = confine(request, means)
@@ -163,11 +166,12 @@ def _rules(view: View, means: Means) -> Rules:
     if means.view:
         proc = ("/proc",) if means.processes else ()  # names of threads are written there
         mail = (MAIL,) if view.mail else ()
-        return Rules(write=(*view.write, *view.private, *proc), fill=mail)
+        write = (*view.write, *view.private, *proc)
+        return Rules(write=write, fill=mail, shut=view.shut)
     own = tuple(path for path in view.private if path not in PRIVATE)
     mail = (view.mail,) if view.mail else ()
-    read = landlock.readable((*view.hide, *PRIVATE), (*view.read, *mail))
-    return Rules(write=(*view.write, *own), fill=mail, read=read)
+    read = landlock.readable((*view.hide, *PRIVATE, *view.shut), (*view.read, *mail))
+    return Rules(write=(*view.write, *own), fill=mail, read=read, shut=view.shut)
 
 
 def _limit(limits: dict[str, Any]) -> None:

@@ -50,6 +50,8 @@ class Rules:
     """Files may be written, but neither made, removed nor cut short."""
     read: tuple[str, ...] | None = None
     """None: reading is not ruled."""
+    shut: tuple[str, ...] = ()
+    """Of the device files that all may use, those that this process may not."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -83,6 +85,8 @@ def restrict(rules: Rules, abi: int) -> None:
         for path in rules.fill:
             _allow(handle, path, WRITE_FILE | (handled & READ))
         for path in _devices():
+            if path in rules.shut:
+                continue
             _allow(handle, path, handled & (OF_A_FILE | READ_DIR))
         for path in rules.read or ():
             _allow(handle, path, READ)

@@ -145,7 +145,12 @@ def become_another_user() -> None:
 
 def _try_view(flags: int) -> None:
     new_namespaces(flags | CLONE_NEWNS | CLONE_NEWIPC)
-    enter(view_of({}), 1 << 20, own_processes=False)
+    enter(view_of({"view_shut": [os.devnull]}), 1 << 20, own_processes=False)
+    try:
+        os.open(os.devnull, os.O_RDONLY)
+    except PermissionError:
+        return
+    raise OSError("a device file that is shut could be opened")
 
 
 def _try_user(view: bool) -> None:

@@ -4,8 +4,11 @@ Everything is where it is outside, so paths mean the same on both sides, but for
 that may hold what is not the worker's (homes, the store, the build cache, sockets of services) are
 empty in it, but for what a child needs to run. Built with the mount calls of Linux 5.12.
 
-Not covered: what everybody may read elsewhere stays readable; device files are ruled by their
-modes (and by `runtime.landlock`), so every GPU that is there can be seen.
+Device files that are named are shut: they are there and cannot be opened, as where a cluster's
+scheduler keeps a job to its own GPUs.
+
+Not covered: what everybody may read elsewhere stays readable; all other device files are ruled by
+their modes, and by `runtime.landlock`.
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ class View:
     """Empty folders."""
     private: tuple[str, ...]
     """Folders of its own: empty at first, in memory, gone with it."""
+    shut: tuple[str, ...] = ()
+    """Device files that it cannot open."""
 
     @property
     def home(self) -> str:
@@ -68,7 +73,7 @@ def view_of(config: dict[str, Any], owner_hides: Iterable[str] = ()) -> View:
     """The view a worker gets by its `config`.
 
     `scratch` and each of `view_read` are shown, `mail` is to be filled, `view_write` to be
-    written, `view_hide` and `owner_hides` hidden where they exist.
+    written, `view_hide` and `owner_hides` hidden and `view_shut` shut where they exist.
     """
     scratch, mail = config.get("scratch"), config.get("mail")
     work = [os.path.join(scratch, WORK)] if scratch else []
@@ -82,6 +87,7 @@ def view_of(config: dict[str, Any], owner_hides: Iterable[str] = ()) -> View:
         mail=os.path.realpath(mail) if mail else None,
         hide=tuple(p for p in _folders((*hide, *_closed((*read, *write)))) if p not in private),
         private=private,
+        shut=tuple(path for path in config.get("view_shut", ()) if os.path.exists(path)),
     )
 
 
@@ -154,6 +160,8 @@ def enter(view: View, size_bytes: int, own_processes: bool) -> None:
     trees = {path: _tree(path) for path in view.write}
     trees |= {MAIL: _tree(view.mail)} if view.mail else {}
     trees |= {p: _tree(p, MOUNT_ATTR_RDONLY) for p in view.read if is_below(p, covered)}
+    shut = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV
+    trees |= {path: _tree(path, shut) for path in view.shut}
     masks = {path: _tree(path) for path in _mounted_below("/proc")} if own_processes else {}
     _set_attributes("/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, AT_RECURSIVE)
     places = sorted({*covered, *trees}, key=lambda path: path.count("/"))

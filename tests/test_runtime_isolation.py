@@ -25,9 +25,10 @@ import pytest
 
 from runtime import seccomp
 from runtime.linux import CLONE_NEWNS, call
-from runtime.sandbox import Limits, RemoteError, Worker, WorkerError, WorkerOutOfMemory
+from runtime.sandbox import Limits, RemoteError, Worker, WorkerError, WorkerOutOfMemory, Zygote
 from runtime.view import ROOT, enter, view_of
 from tests import sandbox_entry
+from verification.gpu import device_files
 from verification.machine import Machine
 
 ENTRY = "tests.sandbox_entry:handlers"
@@ -264,6 +265,43 @@ def test_a_large_file_is_refused(make: Make, scratch: Path) -> None:
     assert control("fill", path=str(scratch / "big")) == 4 << 20
 
 
+@pytest.mark.parametrize("write", [False, True])
+def test_a_device_file_that_is_shut_cannot_be_opened(make: Make, write: bool) -> None:
+    worker = make("filesystem", view_shut=["/dev/full", "/dev/ops6k-nowhere"])
+    assert refused(worker, "open_device", path="/dev/full", write=write) == "PermissionError"
+    assert worker.call("open_device", 10, path="/dev/zero", write=write)
+    assert make().call("open_device", 10, path="/dev/full", write=write)
+    assert control("open_device", path="/dev/full", write=write)
+
+
+@pytest.mark.gpu
+def test_the_driver_gives_no_gpu_whose_device_file_is_shut() -> None:
+    """Whatever the environment says. The parent of the others here may have asked CUDA already."""
+    files = device_files()
+    numbers = ",".join(map(str, range(len(files))))
+    zygote = Zygote.start(warm=False)
+    try:
+        worker, other = (
+            zygote.spawn(ENTRY, {"view_shut": shut}, Limits(), "solution") for shut in (files, [])
+        )
+        if not worker.call("who", 60)["isolation"]["filesystem"]:
+            pytest.skip("no view of files on this machine")
+        assert worker.call("count_gpus", 60, shown=numbers) == 0
+        assert other.call("count_gpus", 60, shown=numbers) > 0
+    finally:
+        zygote.close()
+    assert control("count_gpus", shown=numbers) > 0
+
+
+def test_variables_are_set_before_anything_else(make: Make) -> None:
+    """Those of a worker are its own, and what is ours to say stays ours."""
+    told = {"CUDA_VISIBLE_DEVICES": "GPU-1", "HOME": "/root"}
+    seen = make(environment=told).call("who", 10)["environment"]
+    assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert seen["HOME"] != "/root"
+    assert make().call("who", 10)["environment"].get("CUDA_VISIBLE_DEVICES") != "GPU-1"
+
+
 @pytest.mark.parametrize("attempt", ["mount", "become_root_somewhere"])
 def test_nothing_is_mounted(make: Make, attempt: str) -> None:
     refused(make("syscalls"), attempt)
@@ -388,8 +426,6 @@ def test_calls_with_the_numbers_of_another_architecture_kill() -> None:
 def test_the_environment_is_ours_to_choose(
     make: Make, cpu_machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.sandbox import Zygote
-
     secrets = {"LD_PRELOAD": "", "HF_TOKEN": "secret", "PYTHONSTARTUP": "secret"}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
@@ -536,9 +572,13 @@ def test_a_machine_that_gives_less_says_so_and_keeps_the_rest(
         "secret": ("read", {"path": str(hidden / "secret")}),
         "source": ("read", {"path": str(scratch / "source")}),
         "inside": ("make", {"path": str(scratch / "work" / "made")}),
+        "device": ("open_device", {"path": "/dev/full", "write": True}),
+        "device read": ("open_device", {"path": "/dev/full", "write": False}),
         "honest": ("honest_work", {"folder": str(scratch / "work")}),
     }
-    config = {"scratch": str(scratch), "view_hide": [str(hidden)]}
+    config = {
+        "scratch": str(scratch), "view_hide": [str(hidden)], "view_shut": ["/dev/full"],
+    }  # fmt: skip
     told = json.dumps({"config": config, "attempts": attempts})
     done = subprocess.run(
         [sys.executable, "-c", LESS, told],
@@ -550,6 +590,7 @@ def test_a_machine_that_gives_less_says_so_and_keeps_the_rest(
     assert {part for part, given in isolation.items() if not given} == lacks, why_not
     assert {"processes", "user"} <= set(why_not)
     assert said["shell"] == said["network"] == said["mount"] == "PermissionError"
+    assert said["device"] == said["device read"] == "PermissionError"
     assert said["outside"] in ("PermissionError", "OSError")
     assert not (tmp_path / "made").exists()  # at most in a /tmp of its own
     assert not (open_to_all / "made").exists()

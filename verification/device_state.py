@@ -7,13 +7,13 @@ known and nothing concluded.
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.records import DeviceState
+from verification.gpu import Gpu
 
 MAX_DISCARDED = 0.2
 """Share of rounds that may be lost to a throttled device before nothing is concluded."""
@@ -44,18 +44,21 @@ class Sample:
 
 
 class DeviceWatch:
-    """Samples of one device; `sample` is None where NVML does not answer."""
+    """Samples of one device; `sample` is None where NVML does not answer.
 
-    def __init__(self, device: str) -> None:
+    Of a MIG device they are those of its whole GPU, whose clocks it shares.
+    """
+
+    def __init__(self, gpu: Gpu | None) -> None:
         self._handle: Any = None
         self._nvml: Any = None
-        if not device.startswith("cuda"):
+        if gpu is None or gpu.card is None:
             return
         with contextlib.suppress(Exception):  # whatever is wrong with NVML, we just do not know
             import pynvml
 
             pynvml.nvmlInit()
-            self._handle = _handle(pynvml, device)
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.card.uuid)
             self._nvml = pynvml
 
     def sample(self) -> Sample | None:
@@ -73,16 +76,6 @@ class DeviceWatch:
             )
         except nvml.NVMLError:
             return None
-
-
-def _handle(nvml: Any, device: str) -> Any:
-    """The device as torch numbers it: by PCI bus, among those the environment shows."""
-    index = int(device.partition(":")[2] or 0)
-    shown = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    name = shown[index] if shown != [""] else str(index)
-    if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def summary(samples: Sequence[Sample], discarded: int) -> DeviceState | None:

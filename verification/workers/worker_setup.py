@@ -37,6 +37,9 @@ def opener(config: dict[str, Any], isolation: dict[str, bool]) -> Callable[[], d
         if config["device"].startswith("cuda"):
             torch.empty(1, device=config["device"])
             torch.cuda.synchronize()
+            # Remembered from here on. Some versions ask NVML, and a solution that wants to know
+            # would seem to load a foreign library.
+            torch.cuda.device_count()
         return {"isolation": isolation}
 
     return open_device
