@@ -29,7 +29,7 @@ from enum import StrEnum
 class Guard(StrEnum):
     """Names for `Policy(off=...)`, `Verdict.harness` and docs/threats.md."""
 
-    # correctness: verification.checking, compared in verification.workers.reference_worker
+    # correctness: verification.checking, compared in verification.workers.comparison
     STRUCTURE = "structure"
     STRIDES = "strides"
     BUDGET = "budget"

@@ -25,7 +25,7 @@ from verification.workers.correctness import Expected, compare, figures
 from verification.workers.inputs import checksum
 
 if TYPE_CHECKING:
-    from verification.workers.reference_worker import Reference
+    from verification.workers.reference import Reference
 
 Finding = tuple[AdmitReason, str]
 SAMPLE_SIZE = 1 << 16
