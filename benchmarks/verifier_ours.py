@@ -81,14 +81,18 @@ def run_ours(plan: Plan, workers: list[int]) -> Iterator[dict[str, Any]]:
             about = {"environment": to_json(machine.environment), "harness": harness_hash()}
             about["isolation"] = to_json(machine.isolation)
             yield run_alone(shared, machine) | about
+            yield run_alone(shared, machine, ahead=True) | about
         for count in workers:
             yield run_pool(shared, count) | about
     finally:
         zygote.close()
 
 
-def run_alone(plan: Plan, machine: TimedMachine) -> dict[str, Any]:
-    """All cases one after the other, in this process; whole passes, so that the mix is even."""
+def run_alone(plan: Plan, machine: TimedMachine, ahead: bool = False) -> dict[str, Any]:
+    """All cases one after the other, in this process; whole passes, so that the mix is even.
+
+    `ahead`: while one is judged the next one is built, as the pool does it.
+    """
     cases = plan.cases
     started = time.perf_counter()
     with _judge(plan, machine) as judge:
@@ -99,10 +103,12 @@ def run_alone(plan: Plan, machine: TimedMachine) -> dict[str, Any]:
             return index % len(cases) != 0 or index == 0 or time.monotonic() - began < plan.alone_s
 
         indices = itertools.takewhile(go_on, itertools.count())
-        made = list(_decisions(plan, judge, machine, indices, began, "alone"))
+        mark = "ahead" if ahead else "alone"
+        made = list(_decisions(plan, judge, machine, indices, began, mark, ahead))
     wall_s = max(decision.finished_s or 0.0 for decision in made)
     return run_row(
-        "ours, one process", made, len(made) / wall_s * 60, workers=1, opened_s=round(opened_s, 2),
+        "ours, one, building ahead" if ahead else "ours, one process",
+        made, len(made) / wall_s * 60, workers=1, opened_s=round(opened_s, 2),
         wall_s=round(wall_s, 2),
     )  # fmt: skip
 
@@ -189,11 +195,18 @@ def _decisions(
     indices: Iterator[int],
     began: float,
     mark: str,
+    ahead: bool = False,
 ) -> Iterator[Decision]:
     subject, cases = SUBJECTS[plan.subject], plan.cases
-    for index in indices:
+
+    def made(index: int) -> Solution:
         case = cases[index % len(cases)]
-        solution = case.solution(subject, plan.settings.target, f"{mark} {index}")
+        return case.solution(subject, plan.settings.target, f"{mark} {index}")
+
+    for index in indices:
+        case, solution = cases[index % len(cases)], made(index)
+        if ahead:
+            machine.build_ahead(made(index + 1))
         yield _decide(case, machine, began, functools.partial(judge.verify, solution, EFFORT))
 
 

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -125,6 +126,7 @@ class Zygote:
         self._started: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
+        self._turn = threading.Lock()
 
     @staticmethod
     def connect(address: str) -> Zygote:
@@ -182,8 +184,8 @@ class Zygote:
         `role` is "reference" (keeps our user, may write our caches), "solution" (loses both) or
         "builder" (loses both, may start programs); see `runtime.confine`. What the worker prints
         goes to the file `config["log"]`, or nowhere without one. Which folders the last two see
-        and may write is in `config` too, see `runtime.view.view_of`. Raises ValueError for
-        another role.
+        and may write is in `config` too, see `runtime.view.view_of`, and so are variables of its
+        environment, in `config["environment"]`. Raises ValueError for another role.
         """
         if role not in ROLES:
             raise ValueError(f"expected a role out of {', '.join(ROLES)}, got {role!r}")
@@ -204,8 +206,9 @@ class Zygote:
 
     def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         try:
-            socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
-            reply = self._control.recv(1 << 16)
+            with self._turn:  # a build of its own thread asks too
+                socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
+                reply = self._control.recv(1 << 16)
         except OSError as error:
             raise ParentGone(f"the warm parent is gone: {error}") from error
         if not reply:

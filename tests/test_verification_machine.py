@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import psutil
@@ -13,13 +15,13 @@ import pytest
 from kernel_agent import tracing
 from kernel_agent.policy import Unsupported
 from runtime.sandbox import Zygote
-from schemas.records import Target
+from schemas.records import Solution, Target
 from tests import factories, samples
 from verification import machine as machines
 from verification.building import build as building
 from verification.building.build import BuildError, build
 from verification.building.toolchain import toolchain
-from verification.machine import Machine
+from verification.machine import Machine, MachineSettings
 
 ENTRY = "tests.sandbox_entry:handlers"
 
@@ -86,3 +88,44 @@ def test_a_killed_parent_costs_the_work_that_was_under_way_and_no_more(
     assert machine.zygote.address != shared.address
     machine.close()
     shared.close()
+
+
+class Assembled:
+    """`assemble` that says when it runs, and waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.threads: list[bool] = []
+
+    def __call__(self, machine: Machine, solution: Solution, allowed: object) -> str:
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if not self.threads[-1]:
+            self.began.set()
+            assert self.go_on.wait(10)
+            raise BuildError("said by the build that is asked for")
+        return solution.solution_id
+
+
+def test_a_build_ahead_is_waited_for_and_says_nothing_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembled = Assembled()
+    monkeypatch.setattr(machines, "assemble", assembled)
+    monkeypatch.setattr(Machine, "toolchain", None)
+    monkeypatch.setattr(Machine, "zygote", None)
+    solution = samples.solution()
+    settings = MachineSettings(
+        target=Target.CUDA, device="cuda:0", store=str(tmp_path / "store"), cache=str(tmp_path)
+    )
+    with contextlib.closing(Machine(settings)) as machine:
+        machine.build_ahead(solution)
+        assert assembled.began.wait(10)  # beside this thread
+        threading.Timer(0.2, assembled.go_on.set).start()
+        assert machine.build(solution) == solution.solution_id
+        assert assembled.go_on.is_set()
+        assert assembled.threads == [False, True]
+
+
+def test_nothing_is_built_ahead_beside_a_cpu_that_is_timed(cpu_machine: Machine) -> None:
+    cpu_machine.build_ahead(samples.solution())
+    assert not cpu_machine._ahead

@@ -224,6 +224,20 @@ def test_who_is_preferred_does_not_keep_others_waiting_for_ever() -> None:
     assert asyncio.run(scenario()) == [True, False]
 
 
+def test_what_waits_is_built_ahead_once_and_in_turn() -> None:
+    async def scenario() -> list[str | None]:
+        pool = Pool([], max_queue=3)
+        asked = [body(kernel=f"{WRONG}// {name}") for name in "ab"]
+        jobs = [parse_request(json.dumps(one).encode(), Target.CPU)[0] for one in asked]
+        for job in jobs:
+            pool.submit(job)
+        order = {job.solution.solution_id: name for job, name in zip(jobs, "ab", strict=True)}
+        found = [pool._ahead() for _ in range(3)]
+        return [order[solution.solution_id] if solution else None for solution in found]
+
+    assert asyncio.run(scenario()) == ["a", "b", None]
+
+
 MALFORMED: dict[str, tuple[Any, str]] = {
     "not JSON": (b"{", "body: expected JSON"),
     "too deep": (b"[" * 200_000, "body: expected JSON"),

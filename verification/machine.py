@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from schemas.records import Environment, Isolation, Solution, Target
 from verification.building.built import Built, assemble
 from verification.building.toolchain import Toolchain, toolchain
 from verification.device_state import DeviceWatch
+from verification.gpu import IN_A_WORKER, device_files, find_gpu
 from verification.room import PAUSES_S
 from verification.workers.attribution import build_launches
 
@@ -35,6 +38,8 @@ WORKERS = (
 SHM = Path("/dev/shm")
 SHM_BYTES_NEEDED = 16 << 30
 DYING_S = 5.0
+AHEAD = 8
+"""Builds ahead that nobody has fetched yet; older ones are forgotten here, and in the cache."""
 ADDRESSES_GIB = 8.0
 """Address space beyond the memory a process may use: libraries, thread stacks."""
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
@@ -49,7 +54,8 @@ class MachineSettings:
 
     target: Target
     device: str
-    """"cpu" or "cuda:0"."""
+    """"cpu", or "cuda:0" and so on among the GPUs that this process is shown; see
+    `verification.gpu`."""
     store: str
     """Where finished work is kept."""
     cache: str
@@ -75,8 +81,9 @@ class Machine:
         self.device = settings.device
         self.timeout_s = settings.problem_timeout_s
         self.num_threads = len(os.sched_getaffinity(0)) if self.target is Target.CPU else 1
+        self._gpu = find_gpu(settings.device)
         self.lease = DeviceLease(physical_name(settings.device), log=settings.lease_log)
-        self.device_watch = DeviceWatch(settings.device)
+        self.device_watch = DeviceWatch(self._gpu)
         self.store = Store(settings.store)
         self.cache = Path(settings.cache)
         self.builds = self.cache / "builds"
@@ -86,6 +93,9 @@ class Machine:
         # On a CPU each process has a limit of its own, and whoever reaches it does so again.
         self.room_pauses_s = () if self.target is Target.CPU else PAUSES_S
         self._scratch_root = _scratch_root()
+        self._ahead: dict[str, concurrent.futures.Future[Built]] = {}
+        self._builder = concurrent.futures.ThreadPoolExecutor(1)
+        self._replacing = threading.Lock()
         self._zygote: Zygote | None = None
         self._public: Path | None = None
 
@@ -177,7 +187,23 @@ class Machine:
 
     def build(self, solution: Solution, allowed: Collection[str] = ()) -> Built:
         """The solution's libraries, within three steps' worth of time. Raises BuildError."""
+        under_way = self._ahead.pop(solution.solution_id, None)
+        if under_way is not None:
+            concurrent.futures.wait([under_way])
         return assemble(self, solution, allowed)
+
+    def build_ahead(self, solution: Solution, allowed: Collection[str] = ()) -> None:
+        """Start building what `build` will be asked for, beside whatever else goes on.
+
+        How it ends is for `build` to say. On a CPU nothing is done, since it would be beside a
+        timing there.
+        """
+        if self.target is Target.CPU or solution.solution_id in self._ahead:
+            return
+        _ = self.toolchain, self.zygote, self._public_folder()  # which two threads must not make
+        self._ahead[solution.solution_id] = self._builder.submit(assemble, self, solution, allowed)
+        while len(self._ahead) > AHEAD:
+            del self._ahead[next(iter(self._ahead))]
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -197,10 +223,13 @@ class Machine:
         return self._zygote
 
     def config(self, **more: Any) -> dict[str, Any]:
-        """What every worker is told."""
+        """What every worker is told. It is shown one GPU, whatever that is called here."""
+        gpu = self._gpu
         return {
             "target": str(self.target),
-            "device": self.device,
+            "device": IN_A_WORKER if gpu else self.device,
+            "environment": gpu.environment if gpu else {},
+            "view_shut": list(gpu.others(device_files())) if gpu else [],
             "num_threads": self.num_threads,
             "device_memory_gib": self.settings.device_memory_gib,
             **more,
@@ -210,9 +239,10 @@ class Machine:
         """Fork a worker; from a new parent of our own when the warm one was killed, which costs the
         work that was under way and no more.
 
-        A solution or a builder sees neither store nor cache, and of our temporary folders those in
-        `config`: `scratch` (to be read, with a folder `work` of its own), `mail` (files to be
-        filled), `view_read` (the public libraries, unless it says otherwise) and `view_write`.
+        A solution or a builder sees neither store nor cache, opens no other GPU, and of our
+        temporary folders sees those in `config`: `scratch` (to be read, with a folder `work` of its
+        own), `mail` (files to be filled), `view_read` (the public libraries, unless it says
+        otherwise) and `view_write`.
         """
         settings = self.settings
         told = {
@@ -221,13 +251,15 @@ class Machine:
             **self.config(**config),
         }
         limits = limits or self._limits_beside(config.get("mail"))
+        parent = self.zygote
         try:
-            return self.zygote.spawn(entry, told, limits, role)
+            return parent.spawn(entry, told, limits, role)
         except ParentGone:
-            if self._zygote is not None:
-                self._zygote.close()
-            self._zygote = start_zygote(self.cache, self.target)
-            return self._zygote.spawn(entry, told, limits, role)
+            with self._replacing:  # a build ahead may notice it too
+                if self._zygote is parent:
+                    parent.close()
+                    self._zygote = start_zygote(self.cache, self.target)
+            return self.zygote.spawn(entry, told, limits, role)
 
     def _limits_beside(self, mail: str | None) -> Limits:
         """Ours, with files no larger than twice the largest in the mail, or a gigabyte: a mail
@@ -276,6 +308,7 @@ class Machine:
         return self._public
 
     def close(self) -> None:
+        self._builder.shutdown(cancel_futures=True)
         if self._public is not None:
             shutil.rmtree(self._public, ignore_errors=True)
             self._public = None

@@ -4,10 +4,10 @@
     worker process  a machine, a few open judges                         pool_worker.py
     warm parent     forks the confined processes of all of them          runtime.zygote
 
-Several workers share a device: the device's lease lets one measure while others build or check. A
-job goes to a worker that has its problem open, unless something has waited for too long; so
-baselines are compiled once per problem and worker. A worker that dies is started again and its
-job asked once more.
+Several workers share a device: the device's lease lets one measure while others build or check, and
+what waits longest is built by one that is busy with something else. A job goes to a worker that has
+its problem open, unless something has waited for too long; so baselines are compiled once per
+problem and worker. A worker that dies is started again and its job asked once more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.records import VerdictStatus
+from schemas.records import Solution, VerdictStatus
 from verification.service.pool_process import Job, Process, WorkerGone, WorkerSettings, ending
 
 ATTEMPTS = 2
@@ -62,6 +62,7 @@ class Ticket:
     answer: asyncio.Future[Answer]
     asked: float = field(default_factory=time.monotonic)
     attempts: int = 0
+    built_ahead: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -179,7 +180,7 @@ class Pool:
         worker.state = "busy"
         ticket.attempts += 1
         try:
-            reply = await process.ask(ticket.job)
+            reply = await process.ask(ticket.job, self._ahead())
         except WorkerGone as error:
             if ticket.attempts < ATTEMPTS:
                 self._queue.appendleft(ticket)
@@ -192,6 +193,14 @@ class Pool:
             self._running.discard(ticket)
         worker.open = tuple(reply.pop("open", ()))
         self._finish(ticket, _as_answer(reply))
+
+    def _ahead(self) -> Solution | None:
+        """What waits longest and nobody has been asked to build yet."""
+        for ticket in self._queue:
+            if not ticket.built_ahead:
+                ticket.built_ahead = True
+                return ticket.job.solution
+        return None
 
     def _finish(self, ticket: Ticket, answer: Answer) -> None:
         self._open.pop(ticket.job.key, None)

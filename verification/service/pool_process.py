@@ -41,6 +41,14 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a worker process gets: a job to answer, and a solution to build meanwhile."""
+
+    job: Job
+    ahead: Solution | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """What a worker process is told; see `verification.judge.Policy` for the last two."""
 
@@ -97,10 +105,11 @@ class Process:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._end(END_S if kind is asyncio.CancelledError else 0.0)
 
-    async def ask(self, job: Job) -> dict[str, Any]:
+    async def ask(self, job: Job, ahead: Solution | None = None) -> dict[str, Any]:
         """Raises WorkerGone when it dies over it or does not answer."""
         try:
-            self._writer.write(json.dumps(to_json(job)).encode() + b"\n")
+            order = Order(job=job, ahead=ahead)
+            self._writer.write(json.dumps(to_json(order)).encode() + b"\n")
             await self._writer.drain()
         except OSError as error:
             raise WorkerGone(f"it does not listen: {error}") from error

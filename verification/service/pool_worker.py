@@ -20,7 +20,7 @@ from verification.admission import is_meaningless
 from verification.check import ProblemRefused, doubt, open_judge
 from verification.judge import Judge, Policy
 from verification.machine import Machine
-from verification.service.pool_process import Job, WorkerSettings
+from verification.service.pool_process import Job, Order, WorkerSettings
 
 OPEN_JUDGES = 2
 """Each keeps a reference process, with the inputs of its problem and its baselines compiled."""
@@ -89,7 +89,10 @@ def main() -> None:
     try:
         if _introduce(machine, send):
             for line in channel.makefile("rb"):
-                answer = judges.answer(from_json(Job, json.loads(line)))
+                order = from_json(Order, json.loads(line))
+                if order.ahead is not None:
+                    machine.build_ahead(order.ahead, policy.libraries)
+                answer = judges.answer(order.job)
                 send({**answer, "open": judges.open_problems})
     except BrokenPipeError:
         pass  # the pool has gone meanwhile; its answer is in the store
