@@ -23,6 +23,7 @@ from schemas.codec import from_json
 from schemas.records import Isolation, Target
 from verification.building.toolchain import ToolchainError, toolchain
 from verification.machine import SHM, SHM_BYTES_NEEDED
+from verification.sampling import Sampler
 from verification.workers.attribution import find_cuda_home
 
 TRIALS = {"filesystem": ("view", "landlock"), "syscalls": ("seccomp",), "limits": ("user",)}
@@ -117,6 +118,15 @@ def cupti_row(home: Path) -> Row:
     return Row(name="CUPTI", good=None, found=found, todo=todo)
 
 
+def sampling_row(refused: str) -> Row:
+    """Sampling a process from outside, which tells whose work was done where the CPU is timed."""
+    name = "perf_event_open"
+    if not refused:
+        return Row(name=name, good=True, found="a worker can be sampled")
+    todo = "for --target=cpu run as root, or set sysctl kernel.perf_event_paranoid=1 or lower"
+    return Row(name=name, good=None, found=refused, todo=todo)
+
+
 def memory_row(folder: Path, needed_bytes: int = SHM_BYTES_NEEDED) -> Row:
     """Whether outputs can be handed over in memory."""
     if not os.access(folder, os.W_OK):
@@ -170,7 +180,9 @@ def look() -> dict[str, Any]:
     zygote = Zygote.start(warm=False)
     try:
         worker = zygote.spawn("pipelines.doctor:handlers", {}, Limits(), "solution")
-        return worker.call("look", TIMEOUT_S)
+        with Sampler(worker.pid) as sampler:
+            seen = worker.call("look", TIMEOUT_S)
+        return seen | {"unsampled": sampler.refused}
     finally:
         zygote.close()
 
@@ -183,6 +195,7 @@ def main() -> int:
         *compiler_rows(),
         *gpu_rows(),
         cupti_row(find_cuda_home()),
+        sampling_row(seen["unsampled"]),
         memory_row(SHM),
         arithmetic_row(seen["flushes_subnormals"]),
     ]

@@ -77,6 +77,12 @@ def test_cupti_is_header_and_library(tmp_path: Path) -> None:
     assert doctor.cupti_row(tmp_path).found.startswith("no header")
 
 
+def test_sampling_that_the_kernel_refuses_is_for_those_who_time_a_cpu() -> None:
+    assert doctor.sampling_row("").good
+    refused = doctor.sampling_row("perf_event_open: not permitted")
+    assert refused.good is None and "perf_event_paranoid" in refused.todo
+
+
 def test_small_memory_folders_are_said(tmp_path: Path) -> None:
     assert doctor.memory_row(tmp_path, 1).good
     row = doctor.memory_row(tmp_path, 1 << 60)

@@ -7,16 +7,21 @@ import functools
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dedup.signature import signature
+from runtime.sandbox import Worker
 from schemas.codec import from_json, to_json
 from schemas.records import Admission, Solution, Verdict, VerdictStatus
 from tests import samples
 from verification.admission import admit
+from verification.bench import UNWATCHED
 from verification.judge import Judge, _no_room
 from verification.machine import Machine
+from verification.workers.solution_worker import _watcher
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,34 @@ def test_a_fast_solution_is_called_as_often_as_the_baselines(judge: Judge) -> No
     timed, baseline = len(verdict.solution.samples_ms), len(verdict.eager.samples_ms)
     assert baseline >= 16  # two calls a round at least
     assert baseline // 2 < timed <= baseline  # a round may be cut short by a busy machine
+
+
+def test_where_nobody_can_watch_the_verdict_says_so_and_is_not_published(
+    cpu_machine: Machine, admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU machine without CUPTI."""
+    ask = Machine.ask
+
+    def blind(self: Machine, worker: Worker, method: str, **params: Any) -> Any:
+        reply = ask(self, worker, method, **params)
+        return {"unwatched": "there is no CUPTI"} if method == "load" else reply
+
+    monkeypatch.setattr(Machine, "ask", blind)
+    with Judge(samples.problem(), admission, cpu_machine) as judge:
+        made = changed("return out", "return out  # watched by nobody")
+        paid, published = judge.verify(made), judge.verify(made, "publish")
+    assert UNWATCHED in paid.labels and paid.passed
+    assert published.status is VerdictStatus.UNMEASURED
+    assert published.reason.endswith("there is no CUPTI")
+    assert UNWATCHED in published.labels
+    assert published.speedup_eager is None
+
+
+def test_a_watcher_says_why_it_does_not_watch(tmp_path: Path) -> None:
+    assert _watcher({"device": "cpu", "launches": ""}) == (None, "")
+    assert _watcher({"device": "cuda:0", "launches": ""})[1] == "there is no CUPTI on this machine"
+    nothing, why = _watcher({"device": "cuda:0", "launches": str(tmp_path / "none.so")})
+    assert nothing is None and "none.so" in why
 
 
 @pytest.mark.parametrize(("effort", "rounds"), [("reward", 3), ("publish", 20)])

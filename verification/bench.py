@@ -21,6 +21,8 @@ from verification.machine import Machine
 from verification.sampling import Sampler
 
 SPIN_S = 0.02
+UNWATCHED = "calls_unwatched"
+"""Label: nobody saw whose work the calls were. On a GPU such a verdict is not published."""
 
 
 class Refusal(Exception):
@@ -58,6 +60,8 @@ class Bench:
         self.labels: list[str] = []
         self.work: list[own_work.Work] = []
         """Whose work the watched calls were."""
+        self.unwatched = ""
+        """On a GPU, why nobody can see whose work the calls are."""
         self._libraries = frozenset(libraries)
         self._loaded: tuple[str, ...] = ()
         """Paths of the built libraries that the solution's process was last told to load."""
@@ -160,6 +164,11 @@ class Bench:
         except (KeyError, TypeError, ValueError) as error:
             raise Refusal(VerdictStatus.INTEGRITY, f"no account of launches: {error}") from error
         self._settle(work, own_work.MAX_FOREIGN_SHARE)
+
+    def leave_unwatched(self, why: str) -> None:
+        """Have the verdict say that nobody saw whose work the calls were."""
+        self.unwatched = why
+        self.labels.append(UNWATCHED)
 
     def sampler(self) -> Sampler:
         """Samples the solution's process from outside; for a CPU."""

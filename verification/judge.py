@@ -64,7 +64,8 @@ class Policy:
     off: frozenset[Guard] = frozenset()
     """Guards that are not asked; for tests of the guards, and recorded in `Verdict.harness`."""
     partial_isolation: bool = False
-    """Whether the effort `publish` goes ahead on a machine that cannot isolate fully."""
+    """Whether the effort `publish` goes ahead on a machine that cannot isolate a solution fully, or
+    on a GPU cannot see whose work its calls were."""
 
 
 class Judge:
@@ -166,6 +167,10 @@ class Judge:
             check_solution(bench, effort, state)
             self._time(bench, record, effort)
             if publish:
+                if not self._policy.partial_isolation:
+                    why = f"nobody could see whose work the calls were: {bench.unwatched}"
+                    unmeasured = VerdictStatus.UNMEASURED
+                    bench.require(Guard.ATTRIBUTION, not bench.unwatched, why, unmeasured)
                 label_solution(bench, state)
             else:
                 self._knock_out(bench, state, record)
@@ -216,7 +221,9 @@ class Judge:
             )
             try:
                 record.isolation = from_json(Isolation, machine.open(worker)["isolation"])
-                machine.ask(worker, "load")
+                unwatched = machine.ask(worker, "load")["unwatched"]
+                if unwatched:
+                    bench.leave_unwatched(unwatched)
                 bench.ask(
                     "build_model",
                     libraries=machine.publish(record.built().libraries),

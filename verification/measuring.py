@@ -30,7 +30,7 @@ from typing import Any
 
 from schemas.records import Admission, Target, VerdictStatus
 from verification import device_state, timing
-from verification.bench import Bench, Refusal, fresh_seed
+from verification.bench import UNWATCHED, Bench, Refusal, fresh_seed
 from verification.guards import Guard
 from verification.sampling import Sampler
 
@@ -232,7 +232,8 @@ class Stopwatch:
         for left in range(MORE_SAMPLED_CALLS, -1, -1):
             report = sampler.report()
             if report is None:
-                return  # the kernel does not let us
+                self._bench.labels.append(UNWATCHED)  # the kernel allows no sampling
+                return
             self._samples = report
             if slow or not left or self._bench.sampled(report) is not None:
                 return

@@ -47,7 +47,7 @@ class Candidate:
         set_precision(config["precision"])
         self.module = _inputs_module(config["inputs_code"])
         self._clock = Clock(self.device)
-        self._launches = _watcher(config)
+        self._launches, self.unwatched = _watcher(config)
         self._audit = ProcessAudit()
         forbid_compilers()
         self._alive: list[tuple[str, list[torch.Tensor]]] = []
@@ -286,16 +286,18 @@ class Candidate:
         return self._send(*self._kept.pop(number))
 
 
-def _watcher(config: dict[str, Any]) -> Launches | None:
-    """Watches kernels from before anything of the solution is loaded; None where nothing can."""
+def _watcher(config: dict[str, Any]) -> tuple[Launches | None, str]:
+    """Watches kernels from before anything of the solution is loaded; else None and why not."""
+    if not config["device"].startswith("cuda"):
+        return None, ""  # the judge watches from outside
     if not config["launches"]:
-        return None
-    launches = Launches(Path(config["launches"]))
+        return None, "there is no CUPTI on this machine"
     try:
+        launches = Launches(Path(config["launches"]))
         launches.start()
-    except AttributionError:
-        return None
-    return launches
+    except (AttributionError, OSError) as error:
+        return None, str(error)
+    return launches, ""
 
 
 def _account(report: LaunchReport) -> dict[str, Any]:
@@ -346,8 +348,8 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
     state: dict[str, Candidate] = {}
 
     def load() -> dict[str, Any]:
-        state["candidate"] = Candidate(config)
-        return {}
+        state["candidate"] = candidate = Candidate(config)
+        return {"unwatched": candidate.unwatched}
 
     def record() -> dict[str, Any]:
         """What extensions the solution asks to be built; run in a worker of its own."""
