@@ -14,6 +14,8 @@ from verification.workers.inputs import (
     KEEPING,
     NEEDLES,
     RING_SLOTS,
+    STATE_NEEDLE_SIZE,
+    STATE_NEEDLES,
     WIDENING,
     Draw,
     InputRing,
@@ -98,6 +100,15 @@ def test_needles_change_a_few_elements_where_they_lie() -> None:
     add_needles(again, 3)
     assert torch.equal(again[0], floats)
     assert torch.equal(again[1], words)
+
+
+def test_needles_in_parameters_are_few_and_no_outliers() -> None:
+    weight = torch.randn(4096)
+    before = weight.clone()
+    add_needles([weight], 3, STATE_NEEDLE_SIZE, STATE_NEEDLES)
+    changed = weight != before
+    assert 1 <= int(changed.sum()) <= STATE_NEEDLES
+    assert weight[changed].abs().tolist() == pytest.approx([3.0] * int(changed.sum()), rel=0.1)
 
 
 def test_a_neighbouring_shape_has_one_row_less() -> None:

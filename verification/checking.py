@@ -1,9 +1,10 @@
 """Is a solution right, and is the work its own? The phase before anything is timed.
 
 Draws in two groups, and between them new parameters where the old ones lie; then a few elements
-of the last inputs change where they lie. At the effort `publish` also special values and two
-hundred repeats, and labels for what is written for one shape or one set of arguments. Cheap
-checks come first and the first wrong answer ends it: a wrong solution costs one call.
+of the parameters and of the last inputs change where they lie. At the effort `publish` also
+special values and two hundred repeats, and labels for what is written for one shape or one set of
+arguments. Cheap checks come first and the first wrong answer ends it: a wrong solution costs one
+call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def check_solution(bench: Bench, effort: str, state: Path) -> None:
         _draw(bench, distribution, index in audited)
     if effort == "publish":
         _repeat(bench)
-    _needles(bench)
+    _needles(bench, state)
     _afterwards(bench)
 
 
@@ -108,9 +109,11 @@ def _change_parameters(bench: Bench, state: Path) -> None:
         _draw(bench, "natural", False, Guard.PARAMETER_CHANGE)
 
 
-def _needles(bench: Bench) -> None:
+def _needles(bench: Bench, state: Path) -> None:
     if bench.on(Guard.NEEDLE):
         seed = fresh_seed()
+        if bench.refer("needle_state", seed=seed, path=str(state))["tensors"]:
+            bench.ask("change_state", state=str(state))
         expect, run = ("expect_needles", {"seed": seed}), ("run_needles", {"seed": seed})
         _widened(bench, expect, run, "needle", seed, Guard.NEEDLE)
 

@@ -92,7 +92,11 @@ _says(Guard.DRAW_LARGE, (4,), "inputs a hundred times as large")
 _says(Guard.DRAW_HEAVY, (4,), "inputs with heavy tails")
 _says(Guard.DRAW_STRUCTURED, (4,), "sorted inputs")
 _says(Guard.DRAW_SPECIAL, (4,), "NaN, infinities, zeros, where the operators define them")
-_says(Guard.NEEDLE, (4,), "a few elements changed in place: the output must follow")
+_says(
+    Guard.NEEDLE,
+    (4,),
+    "a few elements of inputs and parameters changed in place: the output must follow",
+)
 _says(Guard.FRESH_PARAMETERS, (4,), "every parameter and buffer redrawn")
 _says(Guard.PARAMETER_CHANGE, (4,), "parameters changed in place between two calls")
 _says(Guard.STATE_AFTER, (6,), "parameters and buffers after the calls: they stay what they were")

@@ -57,6 +57,9 @@ SPECIALS = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-40,
 NEEDLES = 64
 NEEDLE_SIZE = 50.0
 """Of the root mean square: a mean over millions moves by more than any budget."""
+STATE_NEEDLES, STATE_NEEDLE_SIZE = 4, 3.0
+"""The same for parameters and buffers, which keep it while the solution is timed. Few, so that code
+that looks at some elements to see whether anything has changed hardly meets one."""
 
 RING_SLOTS, LARGE_RING_SLOTS = 4, 2
 LARGE_BYTES = 256 << 20
@@ -119,20 +122,23 @@ def _with_specials(x: torch.Tensor) -> torch.Tensor:
     return changed
 
 
-def add_needles(values: list[Any], seed: int) -> None:
-    """Change a few elements of every tensor in place, without torch's noticing (its version
-    counters stay): floats become large with their sign kept, others change places."""
+def add_needles(
+    values: list[Any], seed: int, size: float = NEEDLE_SIZE, needles: int = NEEDLES
+) -> None:
+    """Change up to `needles` elements of every tensor in place, without torch's noticing (its
+    version counters stay): floats become `size` times the root mean square with their sign kept,
+    others change places."""
     for index, value in enumerate(values):
         flat = _as_it_lies(value)
         if flat is None:
             continue
-        places = _places(flat, seed + index)
+        places = _places(flat, seed + index, needles)
         picked = flat[places]
         if value.is_floating_point():
             wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
-            size = torch.linalg.vector_norm(flat, dtype=wide).double() / flat.numel() ** 0.5
+            rms = torch.linalg.vector_norm(flat, dtype=wide).double() / flat.numel() ** 0.5
             signs = torch.where(picked < 0, -1.0, 1.0).double()
-            flat[places] = (signs * size * NEEDLE_SIZE).to(flat.dtype)
+            flat[places] = (signs * rms * size).to(flat.dtype)
         else:
             flat[places] = picked.roll(1)
 
@@ -147,11 +153,11 @@ def _as_it_lies(value: Any) -> torch.Tensor | None:
     return packed.view(-1) if packed.is_contiguous() else None
 
 
-def _places(value: torch.Tensor, seed: int) -> torch.Tensor:
-    """Up to NEEDLES distinct flat positions."""
+def _places(value: torch.Tensor, seed: int, needles: int = NEEDLES) -> torch.Tensor:
+    """Up to so many distinct flat positions."""
     generator = torch.Generator().manual_seed(seed)
     count = value.numel()
-    picked = torch.randint(0, count, (NEEDLES,), generator=generator).unique()
+    picked = torch.randint(0, count, (needles,), generator=generator).unique()
     return picked.to(value.device)
 
 

@@ -20,6 +20,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from runtime.problem_code import load_module, make_inputs, make_model
 from verification.workers.correctness import Expected
+from verification.workers.inputs import STATE_NEEDLE_SIZE, STATE_NEEDLES, add_needles
 from verification.workers.screening import Sample
 from verification.workers.transport import Mailbox, flatten_outputs
 from verification.workers.worker_setup import set_precision, synchronize
@@ -63,10 +64,22 @@ class Reference:
             self.mail.renew()
         state = make_model(self.module, self.device, seed, redraw).state_dict()
         self.model.load_state_dict(state)
-        self.example = self._exact = None
+        self.example = None
+        self._hand_out_state(path)
+        return {**self.init_inputs(), "tensors": len(state)}
+
+    def needle_state(self, seed: int, path: str) -> dict[str, Any]:
+        """Change a few elements of every parameter and buffer; the solution's process loads
+        `path`."""
+        state = list(self.model.state_dict().values())
+        add_needles(state, seed, STATE_NEEDLE_SIZE, STATE_NEEDLES)
+        self._hand_out_state(path)
+        return {"tensors": len(state)}
+
+    def _hand_out_state(self, path: str) -> None:
+        self.drop_exact()
         torch.save(self.model.state_dict(), path)
         os.chmod(path, 0o644)
-        return {**self.init_inputs(), "tensors": len(state)}
 
     def init_inputs(self) -> dict[str, Any]:
         """The constructor arguments, as JSON."""

@@ -21,7 +21,14 @@ from verification.workers.reference import Reference
 from verification.workers.screening import SCREENS
 from verification.workers.worker_setup import opener
 
-OF_THE_REFERENCE = ("set_state", "init_inputs", "make_example", "compile", "first_run")
+OF_THE_REFERENCE = (
+    "set_state",
+    "needle_state",
+    "init_inputs",
+    "make_example",
+    "compile",
+    "first_run",
+)
 OF_THE_EXPECTATIONS = (
     "expect", "expect_needles", "expect_resized", "expect_arguments", "expect_timed", "check",
 )  # fmt: skip
