@@ -13,6 +13,7 @@ from runtime.sandbox import WorkerCrash, WorkerError
 from schemas.records import Target, VerdictStatus
 from verification import device_state
 from verification.bench import Bench, Refusal
+from verification.calibration import Surroundings
 from verification.checking import _fair_call
 from verification.guards import Guard
 from verification.measuring import Stopwatch
@@ -155,7 +156,7 @@ ROUNDS = {
 def test_what_makes_times_doubtful(guard: Guard | None, change: dict[str, Any]) -> None:
     watch = stopwatch(Side("reference", 1), Side("solution", 1))
     watch._keep_ms = change.pop("keep_ms", [1.0, 1.0])
-    watch._copy_ms = 1.0
+    watch._usual = Surroundings(copy_ms=1.0)
     watch.rounds = ROUNDS | change
     watch._doubt()
     assert [doubt.split(":")[0] for doubt in watch.doubts] == ([str(guard)] if guard else [])
@@ -164,7 +165,7 @@ def test_what_makes_times_doubtful(guard: Guard | None, change: dict[str, Any]) 
 def test_bare_calls_are_believed_where_they_say_more() -> None:
     """A process that leaves out 0.5 ms around its timed calls is charged for them."""
     watch = stopwatch(Side("reference", 1), Side("solution", 1))
-    watch._launch_ms, watch._around_ms, watch._around = 0.1, 0.2, [0.2] * 8
+    watch._usual, watch._around = Surroundings(launch_ms=0.1, around_ms=0.2), [0.2] * 8
     for bare, expected in (([0.9, 0.91, 0.92], 0.8), ([1.4, 1.4, 9.0], 1.3)):
         watch.rounds, watch._bare = dict(ROUNDS), bare
         watch._charge()
@@ -200,7 +201,7 @@ def test_the_call_after_a_copy_is_not_timed(calls: int) -> None:
     """It asks the driver for the memory that the copy has taken."""
     solution = Timed("solution", {})
     watch = stopwatch(Side("reference", 1), solution)
-    watch._eager_ms = 1e6  # nothing is slow against it
+    watch._usual = Surroundings(eager_ms=1e6)  # nothing is slow against it
     timed: list[float] = []
     for _ in range(20):  # which call is copied is drawn
         samples = watch._time_solution(calls, keep=True)
@@ -238,13 +239,13 @@ def test_rounds_of_a_throttled_device_do_not_count(
     looks: list[int], rounds: int, discarded: int, doubtful: bool
 ) -> None:
     watch = stopwatch(Answers("reference", 1), Answers("solution", 1))
-    watch._eager_ms, trace = 1e6, iter(looks)
+    watch._usual, trace = Surroundings(eager_ms=1e6, copy_ms=1.0), iter(looks)
     machine = cast(Any, watch._bench.machine)
     machine.device_watch = SimpleNamespace(sample=lambda: look(next(trace)))
     watch._rounds(8, watch_on=True)
     assert len(watch.rounds["solution"]) == len(watch.rounds["eager"]) == rounds
     assert watch.discarded == discarded
-    watch._keep_ms, watch._copy_ms = [1.0], 1.0
+    watch._keep_ms = [1.0]
     watch._doubt()
     assert any(d.startswith("device_state") for d in watch.doubts) is doubtful
     found = device_state.summary(watch.states, watch.discarded)

@@ -23,22 +23,20 @@ from __future__ import annotations
 
 import secrets
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from schemas.records import Admission, Target, VerdictStatus
+from schemas.records import Admission, Target
 from verification import device_state, timing
-from verification.bench import UNWATCHED, Bench, Refusal, fresh_seed
+from verification.bench import UNWATCHED, Bench, fresh_seed
+from verification.calibration import Surroundings, calibrate, milliseconds, timed
 from verification.guards import Guard
 from verification.sampling import Sampler
 
-CALIBRATION_CALLS = 6
-BARE_CALLS = 8
-"""Of each baseline; of the solution two a round. With half as many, 3 honest solutions of 100 were
-charged 0.08 to 0.09 ms on an H200."""
 BARE_A_ROUND = 2
+"""Of a solution; with half as many, 3 honest solutions of 100 were charged 0.08 to 0.09 ms on an
+H200."""
 KEPT_CALLS = 3
 """Calls whose outputs are checked: cheating on every second call escapes one time in eight."""
 MORE_SAMPLED_CALLS = 12
@@ -76,10 +74,7 @@ class Stopwatch:
         """How long CUPTI saw the device busy with one call."""
         self._count = 0
         self._ring_seed = 0
-        self._eager_ms = 0.0
-        self._around_ms = 0.0
-        self._launch_ms = 0.0
-        self._copy_ms = 0.0
+        self._usual = Surroundings()
 
     @property
     def _target(self) -> str:
@@ -103,51 +98,15 @@ class Stopwatch:
         `watch_on`: do not stop early, however hopeless it looks.
         """
         with self._bench.alone():
-            self._calibrate()
+            self._usual = calibrate(self._bench)
             self._rounds(rounds, watch_on)
         self._bench.refer("stop_timing")
         self._charge()
         self._doubt()
 
-    def _calibrate(self) -> None:
-        """What surrounds the work of a call on the judge's clock, by calls of the baselines.
-
-        They are made one by one as the solution's are, in a process that can be believed, and touch
-        as much memory: a call that only kept the device busy would have less around it.
-        """
-        bench = self._bench
-        cuda = bench.machine.target is Target.CUDA
-        with bench.solution_stopped():
-            self._eager_ms = statistics.median(bench.refer("time", side="eager", calls=3))
-            self._around_ms = max(self._surroundings(side) for side in ("eager", "compile"))
-            self._copy_ms = statistics.median(
-                _timed(lambda: bench.refer("rehearse_keep"))[1] for _ in range(3)
-            )
-        if cuda:
-            self._launch_ms = max(self._bare_ms(side) for side in ("eager", "compile"))
-
-    def _surroundings(self, side: str) -> float:
-        costs = []
-        for _ in range(CALIBRATION_CALLS):
-            self._bench.refer("prepare")
-            reply, outside_ms = _timed(lambda: self._bench.refer("call", side=side, bare=False))
-            costs.append(outside_ms - _milliseconds(reply))
-        return statistics.median(costs)
-
-    def _bare_ms(self, side: str) -> float:
-        """What surrounds the work of a baseline's bare call: its launch, and the way here."""
-        outside: list[float] = []
-        for _ in range(BARE_CALLS):
-            self._bench.refer("prepare")
-            self._bench.refer("flush")  # or a warm cache would make this less
-            bare = _timed(lambda: self._bench.refer("call", side=side, bare=True))
-            outside.append(bare[1])
-        inside = self._bench.refer("time", side=side, calls=BARE_CALLS)
-        return max(0.0, statistics.median(outside) - statistics.median(inside))
-
     def _rounds(self, total: int, watch_on: bool) -> None:
         bench = self._bench
-        calls = timing.calls_per_round(self._eager_ms, self._target)
+        calls = timing.calls_per_round(self._usual.eager_ms, self._target)
         # Secret rounds in which one call's output is checked; one of them is sure to be early.
         keep = {secrets.randbelow(min(EARLY_ROUNDS, total))}
         others = [index for index in range(total) if index not in keep]
@@ -213,7 +172,7 @@ class Stopwatch:
             inside.append(one)
             outside.append(other)
             # By the fastest call so far: one interruption does not make a solution slow.
-            slow = min(untimed, *outside) > SLOW * self._eager_ms
+            slow = min(untimed, *outside) > SLOW * self._usual.eager_ms
             if keep and (slow or index == kept_call):
                 self._keep(number)
             if slow:
@@ -261,12 +220,12 @@ class Stopwatch:
         if not self._bench.on(Guard.JUDGE_CLOCK) or not self.rounds["solution"]:
             return
         claimed_ms = statistics.median(map(statistics.median, self.rounds["solution"]))
-        seen_ms = claimed_ms + statistics.median(self._around) - self._around_ms
+        seen_ms = claimed_ms + statistics.median(self._around) - self._usual.around_ms
         more_ms = timing.unclaimed_ms(
             seen_ms, claimed_ms, timing.CALL_SLACK_MS[self._target], timing.CALL_SHARE
         )
         if self._bare:
-            bare_ms = statistics.median(self._bare) - self._launch_ms
+            bare_ms = statistics.median(self._bare) - self._usual.launch_ms
             more_ms = max(
                 more_ms,
                 timing.unclaimed_ms(bare_ms, claimed_ms, timing.BARE_SLACK_MS, timing.BARE_SHARE),
@@ -275,7 +234,7 @@ class Stopwatch:
             self.rounds["solution"] = [[s + more_ms for s in r] for r in self.rounds["solution"]]
 
     def _keep(self, number: int) -> None:
-        _, outside_ms = _timed(lambda: self._bench.ask("keep", number=number))
+        _, outside_ms = timed(lambda: self._bench.ask("keep", number=number))
         self._keep_ms.append(outside_ms)
         self._kept.append(number)
 
@@ -290,9 +249,9 @@ class Stopwatch:
         sampled: AbstractContextManager[Any] = sampler or nullcontext()
         self._bench.ask("prepare")
         with sampled:
-            reply, outside_ms = _timed(lambda: self._bench.ask("call", bare=bare))
+            reply, outside_ms = timed(lambda: self._bench.ask("call", bare=bare))
         self._count += 1
-        return _milliseconds(reply), outside_ms
+        return milliseconds(reply), outside_ms
 
     def _hopeless(self) -> bool:
         best = max(
@@ -310,7 +269,7 @@ class Stopwatch:
             return
         solution_ms = statistics.median(map(statistics.median, self.rounds["solution"]))
         slack_ms = max(timing.READY_SLACK_MS[self._target], timing.READY_SHARE * solution_ms)
-        waited_ms = min(self._keep_ms) - self._copy_ms
+        waited_ms = min(self._keep_ms) - self._usual.copy_ms
         if waited_ms > slack_ms:
             self._suspect(
                 Guard.OUTPUT_READY,
@@ -365,18 +324,3 @@ class Stopwatch:
                     "timed", f"call {number}", self._ring_seed, got, Guard.TIMED_OUTPUTS
                 )
         self._bench.attribute_samples(self._samples)
-
-
-def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """(result, milliseconds on the judge's clock)."""
-    started = time.perf_counter()
-    result = call()
-    return result, (time.perf_counter() - started) * 1e3
-
-
-def _milliseconds(reply: Any) -> float:
-    """The solution's own time. Raises Refusal when it is no positive number."""
-    value = reply.get("ms") if isinstance(reply, dict) else None
-    if not isinstance(value, float | int) or not 0.0 < value < 1e9:
-        raise Refusal(VerdictStatus.INTEGRITY, f"not a time: {value!r}")
-    return float(value)
