@@ -62,10 +62,12 @@ class TimedMachine(Machine):
 
     built_s = 0.0
 
-    def build(self, solution: Solution, allowed: Collection[str] = ()) -> Built:
+    def build(
+        self, solution: Solution, allowed: Collection[str] = (), inputs_code: str = ""
+    ) -> Built:
         started = time.perf_counter()
         try:
-            return super().build(solution, allowed)
+            return super().build(solution, allowed, inputs_code)
         finally:
             self.built_s = time.perf_counter() - started
 

@@ -69,7 +69,7 @@ def _stored(
         files=files,
         start=start.verdict if start else None,
     )
-    trajectory = play(policy, task, Toolbox(judge, machine, files))
+    trajectory = play(policy, task, Toolbox(judge, files))
     machine.store.put("trajectories", key, to_json(trajectory))
     return key, trajectory
 

@@ -14,7 +14,6 @@ from typing import Any
 from schemas.records import Interval, Solution, ToolCall, Verdict, VerdictStatus
 from verification.building.build import BuildError
 from verification.judge import Judge
-from verification.machine import Machine
 
 MAX_OBSERVATION = 6000
 READ_ONLY = ("model.py", "SKILL.md")
@@ -48,9 +47,8 @@ class ToolError(Exception):
 class Toolbox:
     """The workspace of one rollout (path -> text) and the tools that work on it."""
 
-    def __init__(self, judge: Judge, machine: Machine, files: dict[str, str] | None = None) -> None:
+    def __init__(self, judge: Judge, files: dict[str, str] | None = None) -> None:
         self._judge = judge
-        self._machine = machine
         self.files: dict[str, str] = dict(files or {})
         self.verdict: Verdict | None = None
 
@@ -84,7 +82,7 @@ class Toolbox:
 
     def compile(self) -> str:
         try:
-            made = self._machine.build(self.solution())
+            made = self._judge.build(self.solution())
         except BuildError as error:
             return f"build failed\n{error}"
         return "built (cached)" if made.cached else f"built in {made.build_s:.2f} s"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -70,7 +69,7 @@ def rollout(policy: Any, judge: FakeJudge) -> Trajectory:
         files={},
         start=None,
     )
-    tools = Toolbox(cast(Any, judge), cast(Any, SimpleNamespace()))
+    tools = Toolbox(cast(Any, judge))
     return play(policy, task, tools)
 
 

@@ -97,7 +97,7 @@ class Assembled:
         self.began, self.go_on = threading.Event(), threading.Event()
         self.threads: list[bool] = []
 
-    def __call__(self, machine: Machine, solution: Solution, allowed: object) -> str:
+    def __call__(self, machine: Machine, solution: Solution, *_: object) -> str:
         self.threads.append(threading.current_thread() is threading.main_thread())
         if not self.threads[-1]:
             self.began.set()

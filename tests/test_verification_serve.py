@@ -233,7 +233,7 @@ def test_what_waits_is_built_ahead_once_and_in_turn() -> None:
             pool.submit(job)
         order = {job.solution.solution_id: name for job, name in zip(jobs, "ab", strict=True)}
         found = [pool._ahead() for _ in range(3)]
-        return [order[solution.solution_id] if solution else None for solution in found]
+        return [order[job.solution.solution_id] if job else None for job in found]
 
     assert asyncio.run(scenario()) == ["a", "b", None]
 

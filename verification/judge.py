@@ -38,7 +38,7 @@ from schemas.records import (
 from verification import timing
 from verification.bench import Bench, Refusal, fresh_seed
 from verification.building.build import BuildError, BuildTimeout
-from verification.building.built import write_files
+from verification.building.built import Built, write_files
 from verification.checking import check_solution, label_solution
 from verification.draft import Draft
 from verification.guards import Guard, switched
@@ -133,6 +133,10 @@ class Judge:
             self._machine.remember("verdicts", key, to_json(verdict), limited)
         return verdict
 
+    def build(self, solution: Solution) -> Built:
+        """As a verdict builds it. Raises BuildError."""
+        return self._machine.build(solution, self._policy.libraries, self._inputs_code)
+
     def _measure(self, solution: Solution, effort: str) -> Verdict:
         record = Draft(
             self._problem, self._admission, solution, effort, self._machine, self._harness
@@ -159,7 +163,7 @@ class Judge:
 
     def _try(self, solution: Solution, effort: str, record: Draft) -> None:
         """Raises Refusal, BuildError, WorkerError."""
-        record.build = self._machine.build(solution, self._policy.libraries)
+        record.build = self.build(solution)
         self._audit_binary(record)
         publish = effort == "publish"
         with self._bench(solution, record) as (bench, state):

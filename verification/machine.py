@@ -185,14 +185,19 @@ class Machine:
         with self.lease.shared():
             worker.close(wait_s=DYING_S)
 
-    def build(self, solution: Solution, allowed: Collection[str] = ()) -> Built:
-        """The solution's libraries, within three steps' worth of time. Raises BuildError."""
+    def build(
+        self, solution: Solution, allowed: Collection[str] = (), inputs_code: str = ""
+    ) -> Built:
+        """The solution's libraries, within three steps' worth of time; see `building.built` for
+        `inputs_code`. Raises BuildError."""
         under_way = self._ahead.pop(solution.solution_id, None)
         if under_way is not None:
             concurrent.futures.wait([under_way])
-        return assemble(self, solution, allowed)
+        return assemble(self, solution, allowed, inputs_code)
 
-    def build_ahead(self, solution: Solution, allowed: Collection[str] = ()) -> None:
+    def build_ahead(
+        self, solution: Solution, allowed: Collection[str] = (), inputs_code: str = ""
+    ) -> None:
         """Start building what `build` will be asked for, beside whatever else goes on.
 
         How it ends is for `build` to say. On a CPU nothing is done, since it would be beside a
@@ -201,7 +206,8 @@ class Machine:
         if self.target is Target.CPU or solution.solution_id in self._ahead:
             return
         _ = self.toolchain, self.zygote, self._public_folder()  # which two threads must not make
-        self._ahead[solution.solution_id] = self._builder.submit(assemble, self, solution, allowed)
+        started = self._builder.submit(assemble, self, solution, allowed, inputs_code)
+        self._ahead[solution.solution_id] = started
         while len(self._ahead) > AHEAD:
             del self._ahead[next(iter(self._ahead))]
 

@@ -1,8 +1,9 @@
 """From a solution's text to libraries that may be loaded, and dead copies of them.
 
 What a `load_inline` solution wants built is found out by importing it in a worker of its own, with
-nothing to load yet. The compiler runs in a confined worker too. What comes out is audited, and
-copied with its kernels dead (`verification.building.knockout`).
+nothing to load yet; one that asks for nothing then is constructed and called as well. The compiler
+runs in a confined worker too. What comes out is audited, and copied with its kernels dead
+(`verification.building.knockout`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,15 @@ class Built:
         ]
 
 
-def assemble(machine: Machine, solution: Solution, allowed: Collection[str] = ()) -> Built:
-    """Build a solution of any form. Raises BuildError, and BuildTimeout when it takes too long."""
-    recorded = _recorded(machine, solution) if solution.form == "load_inline" else ()
+def assemble(
+    machine: Machine, solution: Solution, allowed: Collection[str] = (), inputs_code: str = ""
+) -> Built:
+    """Build a solution of any form. Raises BuildError, and BuildTimeout when it takes too long.
+
+    `inputs_code`: a problem's text without its model (`workers.inputs`), for solutions that ask
+    for extensions only when they are constructed or called.
+    """
+    recorded = _recorded(machine, solution, inputs_code) if solution.form == "load_inline" else ()
     # What may need the lease for itself comes before `building`: a lease is not re-entrant.
     tools, _ = machine.toolchain, machine.zygote
     with (
@@ -103,7 +110,7 @@ def write_files(solution: Solution, scratch: Path) -> None:
         file.parent.chmod(0o755)
 
 
-def _recorded(machine: Machine, solution: Solution) -> list[Any]:
+def _recorded(machine: Machine, solution: Solution, inputs_code: str) -> list[Any]:
     """What the solution asks to be built. Raises BuildError."""
     with machine.scratch() as scratch:
         write_files(solution, scratch)
@@ -112,13 +119,19 @@ def _recorded(machine: Machine, solution: Solution) -> list[Any]:
             "solution",
             scratch=str(scratch),
             log=str(scratch / "log"),
+            inputs_code=inputs_code,
         )
+        doing = "importing model_new.py"
         try:
             reply = machine.ask(worker, "record")
+            if inputs_code and reply == {"extensions": []}:
+                doing = "using model_new.py"
+                machine.open(worker)
+                reply = machine.ask(worker, "record", used=True)
         except WorkerTimeout as error:
-            raise BuildTimeout(f"importing model_new.py: {error}") from error
+            raise BuildTimeout(f"{doing}: {error}") from error
         except WorkerError as error:
-            raise BuildError(f"importing model_new.py: {error}") from error
+            raise BuildError(f"{doing}: {error}") from error
         finally:
             machine.end(worker)
     found = reply.get("extensions") if isinstance(reply, dict) else None

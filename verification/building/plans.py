@@ -79,7 +79,7 @@ def extensions(
         if not calls:
             raise FormError(
                 "expected model_new.py to call torch.utils.cpp_extension.load_inline (or load) "
-                "when it is imported, and it called neither"
+                "when it is imported, constructed or first called, and it called neither"
             )
         return tuple(_called(c, target, toolchain, fast_math, libraries) for c in calls)
     sources = {f.path: f.text for f in solution.files if f.path.startswith("kernels/")}

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.records import Solution, VerdictStatus
+from schemas.records import VerdictStatus
 from verification.service.pool_process import Job, Process, WorkerGone, WorkerSettings, ending
 
 ATTEMPTS = 2
@@ -194,12 +194,12 @@ class Pool:
         worker.open = tuple(reply.pop("open", ()))
         self._finish(ticket, _as_answer(reply))
 
-    def _ahead(self) -> Solution | None:
+    def _ahead(self) -> Job | None:
         """What waits longest and nobody has been asked to build yet."""
         for ticket in self._queue:
             if not ticket.built_ahead:
                 ticket.built_ahead = True
-                return ticket.job.solution
+                return ticket.job
         return None
 
     def _finish(self, ticket: Ticket, answer: Answer) -> None:

@@ -42,10 +42,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a worker process gets: a job to answer, and a solution to build meanwhile."""
+    """What a worker process gets: a job to answer, and one whose solution it builds meanwhile."""
 
     job: Job
-    ahead: Solution | None = None
+    ahead: Job | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Process:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._end(END_S if kind is asyncio.CancelledError else 0.0)
 
-    async def ask(self, job: Job, ahead: Solution | None = None) -> dict[str, Any]:
+    async def ask(self, job: Job, ahead: Job | None = None) -> dict[str, Any]:
         """Raises WorkerGone when it dies over it or does not answer."""
         try:
             order = Order(job=job, ahead=ahead)

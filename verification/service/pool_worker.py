@@ -21,6 +21,7 @@ from verification.check import ProblemRefused, doubt, open_judge
 from verification.judge import Judge, Policy
 from verification.machine import Machine
 from verification.service.pool_process import Job, Order, WorkerSettings
+from verification.workers.inputs import without_model
 
 OPEN_JUDGES = 2
 """Each keeps a reference process, with the inputs of its problem and its baselines compiled."""
@@ -91,7 +92,7 @@ def main() -> None:
             for line in channel.makefile("rb"):
                 order = from_json(Order, json.loads(line))
                 if order.ahead is not None:
-                    machine.build_ahead(order.ahead, policy.libraries)
+                    _build_ahead(machine, order.ahead, policy)
                 answer = judges.answer(order.job)
                 send({**answer, "open": judges.open_problems})
     except BrokenPipeError:
@@ -99,6 +100,14 @@ def main() -> None:
     finally:
         judges.close()
         machine.close()
+
+
+def _build_ahead(machine: Machine, job: Job, policy: Policy) -> None:
+    try:
+        inputs_code = without_model(job.problem.code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # which its own turn will say
+    machine.build_ahead(job.solution, policy.libraries, inputs_code)
 
 
 def _introduce(machine: Machine, send: Callable[[dict[str, Any]], None]) -> bool:

@@ -5,9 +5,10 @@
     load_inline   `torch.utils.cpp_extension.load_inline(...)` or `load(...)`
 
 The last is run twice. `record` imports the solution with both functions replaced by a recorder,
-and says what they were called with. `import_model` replaces them by a lookup of what the judge has
-built from that; nothing compiles in a solution's process. A solution that asks for something else
-than what was recorded, because its sources change from run to run, gets an error.
+uses it as far as it takes until one is called, and says what they were called with. `import_model`
+replaces them by a lookup of what the judge has built from that; nothing compiles in a solution's
+process. A solution that asks for something else than what was recorded, because its sources change
+from run to run, gets an error.
 """
 
 from __future__ import annotations
@@ -50,28 +51,31 @@ def import_model(form: str, scratch: Path, libraries: dict[str, str]) -> types.M
     return _import(scratch)
 
 
-def record(scratch: Path, init_inputs: list[Any] | None = None) -> list[dict[str, Any]]:
+def record(scratch: Path, uses: Sequence[Callable[[Any], Any]] = ()) -> list[dict[str, Any]]:
     """What a `load_inline` solution asks to be built, as JSON for `building.plans.extensions`.
 
-    `init_inputs`: when importing asks for nothing, `ModelNew` is constructed with these. An error
-    after the first call is left for the worker that has the libraries; an earlier one is raised.
-    Not covered: calls first made in `forward`.
+    `uses`: what is done with it while it has asked for nothing; each gets what the one before gave,
+    the first one the module. An error after the first call is left for the worker that has the
+    libraries; an earlier one is raised. Not covered: calls made for some inputs only.
     """
-    calls: list[ExtensionCall] = []
+    # Each once: a module of many layers may ask for the same extension in each of them.
+    calls: dict[str, ExtensionCall] = {}
 
     def note(call: ExtensionCall, is_module: bool) -> types.ModuleType | None:
-        calls.append(call)
+        calls[call.key] = call
         return _Placeholder(call.name) if is_module else None
 
     _answer_calls(scratch, note)
     try:
-        module = _import(scratch)
-        if not calls and init_inputs is not None:
-            module.ModelNew(*init_inputs)
+        used: Any = _import(scratch)
+        for use in uses:
+            if calls:
+                break
+            used = use(used)
     except Exception:
         if not calls:
             raise
-    return [call.to_json() for call in calls]
+    return [call.to_json() for call in calls.values()]
 
 
 class _Placeholder(types.ModuleType):
@@ -105,8 +109,8 @@ def _built(call: ExtensionCall, is_module: bool, libraries: dict[str, str]) -> A
     if path is None:
         raise RuntimeError(
             f"the extension {call.name!r} is not one of the {len(libraries)} that model_new.py "
-            "asked for when it was first imported: its sources or flags change from run to run, or "
-            "it is first asked for in forward; call load_inline with fixed text at import"
+            "asked for when it was first used: its sources or flags change from run to run, or "
+            "depend on its inputs; call load_inline with fixed text at import"
         )
     if is_module:
         return _load_extension(call.name, path)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from runtime.problem_code import make_inputs
 from verification.workers import forms
 from verification.workers.attribution import AttributionError, Launches, LaunchReport
 from verification.workers.audit import DispatchAudit, ProcessAudit, forbid_compilers
@@ -335,6 +336,21 @@ def _inputs_module(code: str) -> types.ModuleType:
     return module
 
 
+def _first_use(inputs_code: str, device: str) -> tuple[Callable[[Any], Any], ...]:
+    """Constructing `ModelNew` of a solution's module, and calling it."""
+    problem = _inputs_module(inputs_code)
+
+    def construct(module: Any) -> Any:
+        with torch.device(device):
+            return module.ModelNew(*problem.get_init_inputs()).eval().to(device)
+
+    def call(model: Any) -> None:
+        with torch.no_grad():
+            model(*make_inputs(problem, device, 0))
+
+    return construct, call
+
+
 METHODS = (
     "build_model", "change_state", "run", "run_needles", "run_resized", "run_arguments",
     "repeat", "alive",
@@ -351,9 +367,12 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, Ca
         state["candidate"] = candidate = Candidate(config)
         return {"unwatched": candidate.unwatched}
 
-    def record() -> dict[str, Any]:
-        """What extensions the solution asks to be built; run in a worker of its own."""
-        return {"extensions": forms.record(Path(config["scratch"]))}
+    def record(used: bool = False) -> dict[str, Any]:
+        """What extensions the solution asks to be built; run in a worker of its own. `used`: it is
+        constructed and called too, if importing it asks for nothing; the device must be open."""
+        forbid_compilers()
+        uses = _first_use(config["inputs_code"], config["device"]) if used else ()
+        return {"extensions": forms.record(Path(config["scratch"]), uses)}
 
     def method(name: str) -> Callable[..., Any]:
         return lambda **params: getattr(state["candidate"], name)(**params)
