@@ -148,7 +148,8 @@ ROUNDS = {
     [
         (None, {}),
         (Guard.AA_CONTROL, {"control": [[1.2, 1.2]] * 4}),
-        (Guard.BASELINE_DRIFT, {"eager": [[6.5, 6.5]] * 4}),
+        (Guard.BASELINE_DRIFT, {"eager": [[6.1, 6.1]] * 4}),
+        (None, {"eager": [[6.04, 6.04]] * 4}),  # three times as slow, and launches
         (Guard.OUTPUT_READY, {"keep_ms": [3.2, 2.2]}),
         (None, {"keep_ms": [9.0, 1.2]}),  # one of two copies was interrupted
     ],

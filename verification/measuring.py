@@ -290,7 +290,7 @@ class Stopwatch:
         ):
             now = statistics.median(map(statistics.median, self.rounds[side]))
             drift = timing.DRIFT[self._target]
-            if before is not None and now > drift * before:
+            if before is not None and now > drift * before + timing.DRIFT_SLACK_MS:
                 self._suspect(
                     Guard.BASELINE_DRIFT,
                     f"{side} takes {now:.3f} ms beside it and {before:.3f} ms alone",
