@@ -225,3 +225,14 @@ def test_a_damaged_container_is_said() -> None:
         images(whole)  # 64 bytes of images are promised
     with pytest.raises(FatbinError, match=r"cut short|over the end"):
         images(whole + bytes(63) + b"\xff")
+
+
+def test_operators_of_torch_are_for_extensions_whose_policy_allows_them() -> None:
+    product = "_ZN2at4_ops2mm4callERKNS_6TensorES4_"
+    native = "_ZN2at6native6linearERKNS_6TensorE"
+    torch = frozenset({"torch"})
+    for name in (product, native):
+        assert _asks_for(name, form="load_inline")
+        assert not _asks_for(name, form="load_inline", allowed=torch)
+        assert _asks_for(name, form="cabi", allowed=torch)
+    assert _asks_for("cublasCreate_v2", "fork", form="load_inline", allowed=torch).count(";") == 1

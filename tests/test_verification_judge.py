@@ -18,8 +18,9 @@ from schemas.codec import from_json, to_json
 from schemas.records import Admission, Solution, Verdict, VerdictStatus
 from tests import samples
 from verification.admission import admit
-from verification.bench import UNWATCHED
-from verification.judge import Judge, _no_room
+from verification.bench import TORCH_DID_PART, UNWATCHED
+from verification.guards import Guard
+from verification.judge import Judge, Policy, _no_room
 from verification.machine import Machine
 from verification.workers.solution_worker import _watcher
 
@@ -92,6 +93,25 @@ def test_where_nobody_can_watch_the_verdict_says_so_and_is_not_published(
     assert published.reason.endswith("there is no CUPTI")
     assert UNWATCHED in published.labels
     assert published.speedup_eager is None
+
+
+def test_operators_of_torch_do_part_of_the_work_where_a_policy_lets_them(
+    judge: Judge, cpu_machine: Machine, admission: Admission
+) -> None:
+    mixed = changed(
+        "lib.scale_gelu(x, self.weight,",
+        "lib.scale_gelu(x * self.weight, torch.ones_like(self.weight),",
+    )
+    refused = judge.verify(mixed)
+    assert refused.reason.startswith(Guard.DISPATCH_AUDIT), refused.reason
+    policy = Policy(libraries=frozenset({"torch"}))
+    with Judge(samples.problem(), admission, cpu_machine, policy) as lenient:
+        allowed = lenient.verify(mixed)
+        assert allowed.passed, allowed.reason
+        assert TORCH_DID_PART in allowed.labels
+        only_torch = changed("return out", "return torch.nn.functional.gelu(x * self.weight)")
+        verdict = lenient.verify(only_torch)
+        assert verdict.reason.startswith(Guard.KNOCK_OUT), verdict.reason
 
 
 def test_a_watcher_says_why_it_does_not_watch(tmp_path: Path) -> None:

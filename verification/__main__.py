@@ -84,7 +84,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", choices=list(map(str, Target)), default="cpu", help="what kernels are for")
     add("--store", default=STORE, help="folder for verdicts and builds; $OPS6K_STORE")
-    add("--libraries", type=_libraries, default=(), help="may be called: cublas, cudnn")
+    add("--libraries", type=_libraries, default=(), help="may be called: cublas, cudnn, torch")
     add("--partial_isolation", action="store_true", help="publish though isolation is not full")
     add("--memory_limit_gib", type=_positive, default=8.0, help="resident memory of a worker")
     add("--device_memory_gib", type=_positive, default=16.0, help="GPU memory of a worker")
@@ -103,8 +103,8 @@ def _number(least: int) -> Callable[[str], int]:
 
 def _libraries(text: str) -> tuple[str, ...]:
     named = tuple(part.strip() for part in text.split(",") if part.strip())
-    if unknown := set(named) - {"cublas", "cudnn"}:
-        raise argparse.ArgumentTypeError(f"expected cublas, cudnn, got {', '.join(unknown)}")
+    if unknown := set(named) - {"cublas", "cudnn", "torch"}:
+        raise argparse.ArgumentTypeError(f"expected cublas, cudnn, torch, got {', '.join(unknown)}")
     return named
 
 

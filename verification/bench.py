@@ -16,11 +16,14 @@ from typing import Any
 from runtime.sandbox import Worker, WorkerError
 from schemas.records import Check, Target, VerdictStatus
 from verification import own_work
+from verification.building.binary import TORCH
 from verification.guards import Guard
 from verification.machine import Machine
 from verification.sampling import Sampler
 
 SPIN_S = 0.02
+TORCH_DID_PART = "torch_did_part"
+"""Label: under a policy that allows it, operators of torch did part of the work."""
 UNWATCHED = "calls_unwatched"
 """Label: nobody saw whose work the calls were. On a GPU such a verdict is not published."""
 
@@ -72,6 +75,11 @@ class Bench:
 
     def on(self, guard: Guard) -> bool:
         return guard not in self._off
+
+    @property
+    def torch_allowed(self) -> bool:
+        """Whether operators of torch may do part of the work."""
+        return TORCH in self._libraries
 
     def require(
         self,
@@ -187,6 +195,9 @@ class Bench:
     def _settle(self, work: own_work.Work, most: float) -> None:
         self.work.append(work)
         why = own_work.objection(work, most)
+        if why is not None and self.torch_allowed and work.own_launches != 0:
+            self.labels.append(TORCH_DID_PART)
+            return
         self.require(Guard.ATTRIBUTION, why is None, str(why))
 
     def compare(

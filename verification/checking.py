@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.records import VerdictStatus
-from verification.bench import Bench, Refusal, fresh_seed
+from verification.bench import TORCH_DID_PART, Bench, Refusal, fresh_seed
 from verification.guards import Guard
 from verification.workers.inputs import DRAWS, WIDENING
 
@@ -87,11 +87,14 @@ def _fair_call(bench: Bench, wanted: dict[str, Any], got: dict[str, Any]) -> Non
         "an output shares memory with an input",
     )
     computed = got.get("computed") or []
-    bench.require(
-        Guard.DISPATCH_AUDIT,
-        not computed,
-        f"operators of torch did the work: {', '.join(map(str, computed))[:300]}",
-    )
+    if computed and bench.torch_allowed:
+        bench.labels.append(TORCH_DID_PART)
+    else:
+        bench.require(
+            Guard.DISPATCH_AUDIT,
+            not computed,
+            f"operators of torch did the work: {', '.join(map(str, computed))[:300]}",
+        )
     bench.attribute(got)
 
 

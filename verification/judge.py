@@ -60,7 +60,8 @@ class Policy:
     """What a solution may do besides its own work."""
 
     libraries: frozenset[str] = frozenset()
-    """NVIDIA's libraries it may call: "cublas" for products, "cudnn" for convolutions."""
+    """What it may call: "cublas" for products, "cudnn" for convolutions, "torch" for operators of
+    torch, as in KernelBench. Its own kernels must matter all the same (KNOCK_OUT)."""
     off: frozenset[Guard] = frozenset()
     """Guards that are not asked; for tests of the guards, and recorded in `Verdict.harness`."""
     partial_isolation: bool = False

@@ -55,8 +55,8 @@ class Work:
 
 
 def of_launches(report: Mapping[str, Any], allowed: Collection[str]) -> Work:
-    """The work in a solution worker's own account of one call; `allowed` libraries count as its
-    own. Raises KeyError, TypeError, ValueError when the account is not one."""
+    """The work in a solution worker's own account of one call; libraries that are `allowed` count
+    as its own, torch never does. Raises KeyError, TypeError, ValueError when it is no account."""
     own, launches = 0.0, 0
     foreign: dict[str, float] = {}
     _amount(report["busy_ms"])
@@ -65,7 +65,7 @@ def of_launches(report: Mapping[str, Any], allowed: Collection[str]) -> Work:
         if kernel["own"]:
             own += ms
             launches += int(records)
-        elif any(LIBRARIES[library].search(name) for library in allowed):
+        elif any(LIBRARIES[library].search(name) for library in allowed if library in LIBRARIES):
             own += ms
         elif not MOVES_DATA.search(name):
             foreign[name] = foreign.get(name, 0.0) + ms

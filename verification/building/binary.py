@@ -29,6 +29,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 FORMS = ("cabi", "load_inline", "paper")
+TORCH = "torch"
+"""What a policy calls torch's own operators when they may do part of the work."""
 RUNTIME_LIBRARIES = _words(
     """
     libc libm libmvec libstdc++ libc++ libc++abi libgcc_s libgomp libomp libpthread libdl librt
@@ -139,7 +141,8 @@ def refusals(report: BinaryReport, form: str, allowed: frozenset[str] = frozense
     """Why this file may not be part of a solution; empty when it may.
 
     Ask it about every object and about the linked library. `form` is one of FORMS; `allowed`
-    names libraries that the problem's policy permits, such as "cublas" and "cudnn".
+    names libraries that the problem's policy permits, such as "cublas" and "cudnn"; with "torch"
+    an extension may call its operators.
     Raises ValueError for another form.
     """
     if form not in FORMS:
@@ -152,7 +155,7 @@ def refusals(report: BinaryReport, form: str, allowed: frozenset[str] = frozense
         if not _library_allowed(library, form, allowed):
             reasons[library] = f"needs the library {library}"
     for name in report.undefined:
-        reason = _refused_symbol(name, report.linked, form)
+        reason = _refused_symbol(name, report.linked, form, TORCH in allowed)
         if reason and not name.startswith(allowed_prefixes):
             reasons[name] = f"{reason}: {name}"
     for name in () if report.linked else report.exported:
@@ -171,7 +174,7 @@ def _library_allowed(library: str, form: str, allowed: frozenset[str]) -> bool:
     return form != "cabi" and (stem in TORCH_LIBRARIES or stem.startswith("libpython3"))
 
 
-def _refused_symbol(name: str, linked: bool, form: str) -> str | None:
+def _refused_symbol(name: str, linked: bool, form: str, torch_allowed: bool) -> str | None:
     """Why a wanted name is refused. The static CUDA runtime is in every linked library."""
     if name in REACHING_OUT:
         return None if linked else "reaches out of the solution"
@@ -179,6 +182,8 @@ def _refused_symbol(name: str, linked: bool, form: str) -> str | None:
         return "computes in, or loads, a library"
     if form == "cabi":
         return "uses libtorch" if _TORCH.match(name) else None
+    if torch_allowed:
+        return None
     if name.startswith(_TORCH_COMPUTES):
         return "computes in libtorch"
     operator = _OPERATOR.match(name)
