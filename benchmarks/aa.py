@@ -31,7 +31,8 @@ from training_export.run_record import git_commit
 from verification import timing
 from verification.admission import admit
 from verification.draft import Draft
-from verification.judge import Judge, harness_hash
+from verification.harness import harness_hash
+from verification.judge import Judge
 from verification.machine import Machine
 from verification.measuring import Stopwatch
 

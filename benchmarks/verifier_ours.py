@@ -29,7 +29,8 @@ from schemas.codec import to_json
 from schemas.records import Solution, Target, Verdict, VerdictStatus
 from verification.building.built import Built
 from verification.check import open_judge
-from verification.judge import Judge, harness_hash
+from verification.harness import harness_hash
+from verification.judge import Judge
 from verification.machine import Machine, MachineSettings, start_zygote
 
 EFFORT = "reward"

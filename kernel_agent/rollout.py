@@ -25,7 +25,8 @@ from schemas.records import (
     Verdict,
     VerdictStatus,
 )
-from verification.judge import Judge, harness_hash
+from verification.harness import harness_hash
+from verification.judge import Judge
 from verification.machine import Machine
 
 MAX_TURNS = 200

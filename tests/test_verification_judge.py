@@ -16,12 +16,13 @@ from dedup.signature import signature
 from runtime.sandbox import Worker
 from schemas.codec import from_json, to_json
 from schemas.records import Admission, Solution, Verdict, VerdictStatus
-from tests import samples
+from tests import factories, samples
 from verification.admission import admit
 from verification.bench import TORCH_DID_PART, UNWATCHED
 from verification.guards import Guard
-from verification.judge import Judge, Policy, _no_room
+from verification.judge import Judge, _no_room
 from verification.machine import Machine
+from verification.policy import IsolationError, Policy
 from verification.workers.solution_worker import _watcher
 
 
@@ -93,6 +94,24 @@ def test_where_nobody_can_watch_the_verdict_says_so_and_is_not_published(
     assert published.reason.endswith("there is no CUPTI")
     assert UNWATCHED in published.labels
     assert published.speedup_eager is None
+
+
+def test_what_is_not_isolated_fully_is_not_published(
+    cpu_machine: Machine, admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work, unless the policy says that this is known; a reward is paid all the same."""
+    partial = dataclasses.replace(cpu_machine.isolation, network=False)
+    monkeypatch.setitem(cpu_machine.__dict__, "isolation", partial)
+    made = changed("return out", "return out  # partly isolated")
+    with Judge(samples.problem(), admission, cpu_machine) as judge:
+        monkeypatch.setattr(Judge, "_measure", lambda *_: pytest.fail("work was done"))
+        with pytest.raises(IsolationError, match="expected full isolation"):
+            judge.verify(made, "publish")
+    known = Policy(partial_isolation=True)
+    measured = factories.verdict()
+    monkeypatch.setattr(Judge, "_measure", lambda *_: measured)
+    with Judge(samples.problem(), admission, cpu_machine, known) as judge:
+        assert judge.verify(made, "publish") == measured
 
 
 def test_operators_of_torch_do_part_of_the_work_where_a_policy_lets_them(

@@ -17,7 +17,7 @@ from tests import samples
 from verification.admission import admit
 from verification.bench import Bench, Refusal
 from verification.guards import Guard
-from verification.judge import Judge, Policy
+from verification.judge import Judge
 from verification.machine import Machine
 from verification.own_work import (
     MAX_SAMPLED_SHARE,
@@ -27,6 +27,7 @@ from verification.own_work import (
     of_launches,
     of_samples,
 )
+from verification.policy import Policy
 from verification.sampling import UNKNOWN, Sampler
 
 MEASURED = (VerdictStatus.CORRECT, VerdictStatus.UNMEASURED)

@@ -17,7 +17,8 @@ from runtime.trace import OperatorNode, declared_operators
 from schemas.codec import content_key, from_json, to_json
 from schemas.records import Admission, AdmitReason, Problem, Target
 from verification.bench import fresh_seed
-from verification.judge import harness_hash, open_reference
+from verification.harness import harness_hash
+from verification.judge import open_reference
 from verification.machine import Machine
 from verification.roofline import roofline_ms
 from verification.room import NoRoom, was_full, with_room

@@ -21,8 +21,9 @@ from schemas.codec import to_json
 from schemas.records import Admission, Precision, Problem, Solution, Target, Verdict
 from verification.admission import is_meaningless, prepare
 from verification.folder import SolutionFolder, read_problem, read_solution
-from verification.judge import Judge, Policy
+from verification.judge import Judge
 from verification.machine import Machine, MachineSettings
+from verification.policy import Policy
 from verification.report import UNDECIDED, describe_verdict, exit_code, printable
 
 

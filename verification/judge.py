@@ -17,10 +17,7 @@ store, so nothing finished is measured twice.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -42,31 +39,15 @@ from verification.building.built import Built, write_files
 from verification.checking import check_solution, label_solution
 from verification.draft import Draft
 from verification.guards import Guard, switched
+from verification.harness import harness_hash
 from verification.machine import Machine
 from verification.measuring import Stopwatch
+from verification.policy import Policy, require_full
 from verification.room import was_full, with_room
 from verification.workers.inputs import without_model
 
 TIMING_ATTEMPTS = 3
 KILL_ATTEMPTS = 3
-
-
-class IsolationError(RuntimeError):
-    """This machine cannot confine a solution enough for numbers that are to be published."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What a solution may do besides its own work."""
-
-    libraries: frozenset[str] = frozenset()
-    """What it may call: "cublas" for products, "cudnn" for convolutions, "torch" for operators of
-    torch, as in KernelBench. Its own kernels must matter all the same (KNOCK_OUT)."""
-    off: frozenset[Guard] = frozenset()
-    """Guards that are not asked; for tests of the guards, and recorded in `Verdict.harness`."""
-    partial_isolation: bool = False
-    """Whether the effort `publish` goes ahead on a machine that cannot isolate a solution fully, or
-    on a GPU cannot see whose work its calls were."""
 
 
 class Judge:
@@ -115,7 +96,7 @@ class Judge:
         fully and the policy does not say that this is known.
         """
         if effort == "publish" and not self._policy.partial_isolation:
-            _require_full(self._machine)
+            require_full(self._machine.isolation)
         key = content_key(
             self._harness, self._problem.problem_id, solution.solution_id, effort,
             self._machine.environment, sorted(self._policy.libraries),
@@ -315,16 +296,6 @@ def _attribution(record: Draft) -> Attribution:
     )
 
 
-def _require_full(machine: Machine) -> None:
-    isolation = machine.isolation
-    if not isolation.full:
-        raise IsolationError(
-            f"expected full isolation for a verdict to be published, got {isolation}: run on a "
-            "machine that gives it (python -m pipelines.doctor says what is missing), or allow "
-            "partial isolation, which the verdict then shows"
-        )
-
-
 def open_reference(problem: Problem, machine: Machine, mail: str = "") -> Worker:
     """A reference worker with its problem loaded. Raises WorkerError.
 
@@ -361,19 +332,3 @@ def _no_room(verdict: Verdict) -> bool:
     theirs = verdict.status is VerdictStatus.OUT_OF_MEMORY
     full = theirs or (ours and verdict.reason.startswith(f"{WorkerOutOfMemory.kind}:"))
     return full and was_full(verdict.reason)
-
-
-@functools.cache
-def harness_hash() -> str:
-    """The hash of every source file a verdict depends on."""
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for folder, kind in (
-        ("runtime", "*.py"),
-        ("schemas", "*.py"),
-        ("verification", "**/*.py"),
-        ("verification/native", "**/*.*"),
-    ):
-        for file in sorted((root / folder).glob(kind)):
-            digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
-    return digest.hexdigest()[:16]

@@ -50,7 +50,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What a worker process is told; see `verification.judge.Policy` for the last two."""
+    """What a worker process is told; see `verification.policy.Policy` for the last two."""
 
     machine: MachineSettings
     libraries: tuple[str, ...] = ()

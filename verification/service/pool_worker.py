@@ -18,8 +18,9 @@ from schemas.codec import from_json, to_json
 from schemas.records import Admission, Verdict
 from verification.admission import is_meaningless
 from verification.check import ProblemRefused, doubt, open_judge
-from verification.judge import Judge, Policy
+from verification.judge import Judge
 from verification.machine import Machine
+from verification.policy import Policy
 from verification.service.pool_process import Job, Order, WorkerSettings
 from verification.workers.inputs import without_model
 
