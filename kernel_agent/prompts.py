@@ -37,7 +37,7 @@ tensor becomes its data pointer, an int an int64_t, a float a double; the stream
 - NaN and infinity behave as in PyTorch.
 
 # Tools
-`write` a file, `compile`, `verify` (five draws from several distributions against fp64, and outputs
+`write` a file, `compile`, `verify` (draws from several distributions against fp64, and outputs
 of timed calls), `profile` (your time beside eager, torch.compile and the roofline). The compiler
 is called as `{compiler}`.
 

@@ -11,6 +11,7 @@ from runtime.problem_code import load_module, make_model
 from tests import samples
 from verification.workers.inputs import (
     DISTRIBUTIONS,
+    DRAWS,
     KEEPING,
     NEEDLES,
     RING_SLOTS,
@@ -151,3 +152,10 @@ def test_parameters_are_not_the_usual_ones_and_zeros() -> None:
     assert float(weight.detach().std()) > 0.01
     assert torch.equal(weight, next(again.parameters()))
     assert not torch.equal(weight, next(other.parameters()))
+
+
+def test_every_distribution_is_drawn_from_and_needles_go_into_ordinary_inputs() -> None:
+    for effort, (first, second) in DRAWS.items():
+        left_out = {"special"} if effort == "reward" else set()
+        assert {*first, *second} == DISTRIBUTIONS.keys() - left_out
+        assert second[-1] not in WIDENING

@@ -44,13 +44,16 @@ WIDENING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 DISTRIBUTIONS = {**KEEPING, **WIDENING}
 DRAWS = {
-    "reward": (("natural", "centred", "large"), ("heavy", "structured")),
+    "reward": (("natural", "centred", "large"), ("heavy", "small", "structured")),
     "publish": (
         ("natural", "centred", "large", "special"),
         ("natural", "heavy", "structured", "small"),
     ),
 }
-"""The draws of a verdict; between the two groups the parameters change in place."""
+"""The draws of a verdict; between the two groups the parameters change in place, and needles go into
+the inputs of the last one, which therefore is none with special values. Small ones are in both
+because two tricks of 115 solutions fell to nothing else; the special values of `publish` cost the
+agreement of the two efforts a few solutions that forget about NaN."""
 ASSERTING = ("binary_cross_entropy(", "BCELoss(", "bernoulli", "multinomial", ".long()", ".int()")
 """What makes a float that is out of its domain a failed assertion on a GPU."""
 SPECIALS = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-40, 3e38)
