@@ -235,6 +235,19 @@ def test_the_judge_believes_its_own_clock(judge: Judge) -> None:
     assert verdict.solution.median_ms > 15.0
 
 
+def test_an_answer_to_the_call_before_is_none_to_this_one(judge: Judge) -> None:
+    """Given once in fifty calls: repeats of the same inputs alone would not show it."""
+    stale = changed(
+        "return out",
+        "self.calls = self.__dict__.get('calls', 0) + 1\n"
+        "        if self.calls % 50 == 49:\n            return self.last.clone()\n"
+        "        self.__dict__['last'] = out\n        return out",
+    )
+    verdict = judge.verify(stale, "publish")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert verdict.reason.startswith(f"{Guard.REPEATS}: "), verdict.reason
+
+
 def test_forged_replies_do_not_help(judge: Judge) -> None:
     """Text on every descriptor is not an answer, and ends the worker."""
     forged = samples.MODEL_NEW.replace(

@@ -122,17 +122,22 @@ def _needles(bench: Bench, state: Path) -> None:
 
 
 def _repeat(bench: Bench) -> None:
-    """The same inputs many times: whatever strays must stay within the budget."""
+    """The same inputs many times, and in turn with others: whatever strays must stay within the
+    budget."""
     if not bench.on(Guard.REPEATS):
         return
-    seed = fresh_seed()
+    seed, seed_too = fresh_seed(), fresh_seed()
     draw = {"seed": seed, "distribution": "natural", "state_seed": bench.state_seed}
+    other = {**draw, "seed": seed_too}
     wanted, got = bench.both(("expect", {"draw": draw}), ("run", {"draw": draw}))
     _fair_call(bench, wanted, got)
-    strayed = bench.ask("repeat", times=REPEATS)
+    strayed = bench.ask("repeat", times=REPEATS, other=other)
     if strayed.get("differs"):
         bench.labels.append("not_bitwise_repeatable")
     bench.compare("repeat", "natural", seed, strayed, Guard.REPEATS)
+    bench.refer("expect", draw=other)
+    strayed = bench.ask("repeated")
+    bench.compare("repeat", "in turn", seed_too, strayed, Guard.REPEATS)
 
 
 def label_solution(bench: Bench, state: Path) -> None:

@@ -50,8 +50,8 @@ DRAWS = {
         ("natural", "heavy", "structured", "small"),
     ),
 }
-"""The draws of a verdict; between the two groups the parameters change in place, and needles go into
-the inputs of the last one, which therefore is none with special values. Small ones are in both
+"""The draws of a verdict; between the two groups the parameters change in place, and needles go
+into the inputs of the last one, which therefore is none with special values. Small ones are in both
 because two tricks of 115 solutions fell to nothing else; the special values of `publish` cost the
 agreement of the two efforts a few solutions that forget about NaN."""
 ASSERTING = ("binary_cross_entropy(", "BCELoss(", "bernoulli", "multinomial", ".long()", ".int()")

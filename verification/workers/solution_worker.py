@@ -59,6 +59,7 @@ class Candidate:
         self._result: Any = None
         self._kept: dict[int, tuple[str, list[torch.Tensor]]] = {}
         self._rooms: list[list[torch.Tensor]] = []
+        self._stray = _Stray()
 
     def build_model(
         self, libraries: dict[str, str], state: str, init_inputs: list[Any]
@@ -187,21 +188,24 @@ class Candidate:
                 if block.is_contiguous() and block.numel():
                     block.view(-1).view(torch.uint8).fill_(0xFF)
 
-    def repeat(self, times: int) -> dict[str, Any]:
-        """Run the last inputs again and again; hands over the output that strays furthest from
-        the first one, in units of that one's scale."""
-        first: list[torch.Tensor] | None = None
-        furthest, far = None, -1.0
-        for _ in range(times):
-            structure, outputs = flatten_outputs(self._forward(self._checked))
-            if first is None:
-                first = [output.clone() for output in outputs]
-            distance = _distance(outputs, first)
-            if distance > far:
-                furthest, far = (structure, [output.clone() for output in outputs]), distance
-        if furthest is None:
-            raise RuntimeError("nothing was repeated")
-        return {"differs": far > 0.0, **self._send(*furthest)}
+    def repeat(self, times: int, other: dict[str, Any]) -> dict[str, Any]:
+        """Run the last inputs again and again, from half-way on in turn with those of another draw,
+        so that the answer to the call before is none to this one. Hands over the output that strays
+        furthest from the first one of its inputs; the other's is handed over by `repeated`, and its
+        inputs are the last ones then."""
+        both = [self._checked, draw_inputs(self.module, self.device, Draw(**other))]
+        strays = [_Stray(), _Stray()]
+        for index in range(times):
+            turn = index % 2 if index >= times // 2 else 0
+            strays[turn].look(*flatten_outputs(self._forward(both[turn])))
+        self._stray, self._checked = strays[1], both[1]
+        differs = any(stray.far > 0.0 for stray in strays)
+        return {"differs": differs, **self._send(strays[0].structure, strays[0].furthest)}
+
+    def repeated(self) -> dict[str, Any]:
+        """The output for the other draw that strayed furthest."""
+        stray, self._stray = self._stray, _Stray()
+        return self._send(stray.structure, stray.furthest)
 
     def _send(self, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Hand outputs to the reader, over those it has read."""
@@ -318,6 +322,25 @@ def _account(report: LaunchReport) -> dict[str, Any]:
     }
 
 
+class _Stray:
+    """Of several outputs for equal inputs, the one furthest from the first."""
+
+    def __init__(self) -> None:
+        self.structure = ""
+        self.furthest: list[torch.Tensor] = []
+        self.far = -1.0
+        """In units of the first one's scale."""
+        self._first: list[torch.Tensor] | None = None
+
+    def look(self, structure: str, outputs: list[torch.Tensor]) -> None:
+        if self._first is None:
+            self._first = [output.clone() for output in outputs]
+        distance = _distance(outputs, self._first)
+        if distance > self.far:
+            self.structure, self.far = structure, distance
+            self.furthest = [output.clone() for output in outputs]
+
+
 def _distance(outputs: list[torch.Tensor], first: list[torch.Tensor]) -> float:
     """Largest difference of an element, of the first outputs' largest; 0 for bitwise equality."""
     worst = 0.0
@@ -353,7 +376,7 @@ def _first_use(inputs_code: str, device: str) -> tuple[Callable[[Any], Any], ...
 
 METHODS = (
     "build_model", "change_state", "run", "run_needles", "run_resized", "run_arguments",
-    "repeat", "alive",
+    "repeat", "repeated", "alive",
     "make_ring", "warm_up", "prepare", "call", "watch", "keep", "hand_over",
 )  # fmt: skip
 
