@@ -23,7 +23,7 @@ from tests import samples
 from verification.building.build import Build, BuildError, build
 from verification.building.plans import PAPER, ExtensionPlan, Kind, extensions, filtered
 from verification.building.recorded import ExtensionCall, FormError, Text, read_calls
-from verification.building.toolchain import toolchain
+from verification.building.toolchain import pip_includes, toolchain
 from verification.workers import forms
 
 PLAIN = """#include <Python.h>
@@ -191,8 +191,40 @@ def test_load_takes_files_of_its_own_folder_only(tmp_path: Path) -> None:
     assert model_of(solution, folder, made).plain.answer() == 42
     assert [path.name for path in made.libraries[0].objects] == ["half.cpp.o", "plain.cpp.o"]
     (folder / "model_new.py").write_text(load.format(["/etc/passwd"]))
-    with pytest.raises(FormError, match=r"own folder, got '/etc/passwd'"):
+    with pytest.raises(FormError, match=r"or a temporary one, got '/etc/passwd'"):
         record(folder)
+
+
+WITH_HEADER = PLAIN.replace("<Python.h>", '<Python.h>\n#include "number.h"')
+WRITTEN = f"""import tempfile
+from pathlib import Path
+from torch.utils.cpp_extension import load
+
+folder = Path(tempfile.mkdtemp())
+(folder / "number.h").write_text("#define ANSWER 42")
+(folder / "plain.cpp").write_text({WITH_HEADER!r})
+plain = load("plain", [str(folder / "plain.cpp")])
+answer = plain.answer
+"""
+
+
+def test_load_takes_files_that_the_solution_has_written(tmp_path: Path) -> None:
+    solution = one_file(WRITTEN)
+    folder = write(tmp_path / "solution", solution)
+    recorded = record(folder)
+    assert recorded[0]["compiled"] == ["plain.cpp"]
+    assert [file["name"] for file in recorded[0]["files"]] == ["number.h", "plain.cpp"]
+    made = make(solution, tmp_path / "cache", recorded)
+    assert model_of(solution, folder, made).answer() == 42  # from another folder
+
+
+def test_written_files_need_names_of_their_own(tmp_path: Path) -> None:
+    twice = 'other = Path(tempfile.mkdtemp()) / "plain.cpp"\nother.write_text("")\n'
+    both = WRITTEN.replace("plain = load", f"{twice}plain = load").replace(
+        '"plain.cpp")])', '"plain.cpp"), other])'
+    )
+    with pytest.raises(FormError, match=r"got plain\.cpp twice"):
+        record(write(tmp_path, one_file(both)))
 
 
 def test_unchanged_files_are_not_compiled_again(tmp_path: Path) -> None:
@@ -304,6 +336,17 @@ def test_a_record_is_not_believed(field: str, value: Any) -> None:
 def test_nothing_recorded_is_said(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"to call torch\.utils\.cpp_extension\.load_inline"):
         make(one_file("x = 1"), tmp_path)
+
+
+def test_headers_that_the_toolkit_lacks_come_from_torchs_packages(tmp_path: Path) -> None:
+    toolkit, packages = tmp_path / "toolkit", tmp_path / "nvidia"
+    for file in ("toolkit/a.h", "nvidia/some/include/a.h", "nvidia/more/include/b.h"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("")
+    assert pip_includes(packages, [toolkit]) == (packages / "more/include",)
+    (toolkit / "b.h").write_text("")
+    assert pip_includes(packages, [toolkit]) == ()
+    assert pip_includes(tmp_path / "none", [toolkit]) == ()
 
 
 def test_cuda_sources_need_the_cuda_target(tmp_path: Path) -> None:

@@ -80,3 +80,19 @@ def test_a_fallback_after_the_call_changes_nothing(cpu_machine: Machine) -> None
 def test_what_asks_for_nothing_is_said(cpu_machine: Machine, late: Solution, why: str) -> None:
     with pytest.raises(BuildError, match=why):
         cpu_machine.build(late, (), INPUTS)
+
+
+@pytest.mark.parametrize("folder", ["tempfile.mkdtemp()", "'.'", "'deeper'"])
+def test_sources_may_be_written_where_the_solution_works(cpu_machine: Machine, folder: str) -> None:
+    write = (
+        f"folder = {folder}",
+        "os.makedirs(folder, exist_ok=True)",
+        "file = open(os.path.join(folder, 'late.cpp'), 'w')",
+        "file.write(PLAIN)",
+        "file.close()",
+        "self.late = load('late', [os.path.join(folder, 'late.cpp')])",
+    )
+    text = "import os\nimport tempfile\nfrom torch.utils.cpp_extension import load\n"
+    text += solution("\n        ".join(write)).files[0].text
+    made = cpu_machine.build(Solution.of({"model_new.py": text}, form="load_inline"), (), INPUTS)
+    assert len(made.libraries) == 1

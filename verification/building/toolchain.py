@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def _cuda(capability: str | None) -> Toolchain:
             "use --target=cpu"
         )
     version = _last_line([compiler, "--version"])
-    _check_host_compiler(compiler)
+    toolkit = _dry_run(compiler)
     arch = f"-gencode=arch=compute_{capability},code=sm_{capability}" if capability else ""
     return Toolchain(
         version=version,
@@ -113,7 +114,7 @@ def _cuda(capability: str | None) -> Toolchain:
         # No device code is relocatable, so nvcc need not spend half a second on linking it.
         link_command=f"{compiler} -shared --no-device-link $in -o $out",
         suffixes=(".cu", ".cpp"),
-        torch=_torch_cuda(compiler, arch),
+        torch=_torch_cuda(compiler, arch, toolkit),
     )
 
 
@@ -129,9 +130,14 @@ def _torch_cpu(compiler: str) -> TorchBuild:
     )
 
 
-def _torch_cuda(nvcc: str, arch: str) -> TorchBuild:
+def _torch_cuda(nvcc: str, arch: str, toolkit: list[Path]) -> TorchBuild:
+    """`toolkit`: folders of headers that nvcc includes by itself."""
     folder, version, standard = installed_torch()
     includes = _torch_includes(folder)
+    includes += "".join(
+        f" -isystem {shlex.quote(str(path))}"
+        for path in pip_includes(folder.parent / "nvidia", toolkit)
+    )
     if not (folder / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
         # A torch without CUDA: what includes c10/cuda compiles all the same, and cannot be loaded.
         includes += " -DC10_USING_CUSTOM_GENERATED_MACROS"
@@ -178,8 +184,23 @@ def installed_torch() -> tuple[Path, str, int]:
     return folder, importlib.metadata.version("torch"), max(map(int, standards), default=17)
 
 
-def _check_host_compiler(nvcc: str) -> None:
-    """nvcc drives g++, or what $NVCC_CCBIN or its own settings name. A dry run has it look."""
+def pip_includes(packages: Path, toolkit: Sequence[Path]) -> tuple[Path, ...]:
+    """Folders of headers that torch was installed with, of which the toolkit lacks some: of cuBLAS
+    and the like, which torch's own headers include, a small toolkit has none.
+
+    nvcc looks in the toolkit first, so what is in both comes from there.
+    """
+    have = {header.name for folder in toolkit for header in folder.glob("*.h")}
+    return tuple(
+        folder
+        for folder in sorted(packages.glob("*/include"))
+        if any(header.name not in have for header in folder.glob("*.h"))
+    )
+
+
+def _dry_run(nvcc: str) -> list[Path]:
+    """The folders of headers that nvcc includes by itself. It drives g++, or what $NVCC_CCBIN or
+    its own settings name, and has to find that. Raises ToolchainError."""
     command = [nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -188,6 +209,9 @@ def _check_host_compiler(nvcc: str) -> None:
             f"expected a C++ compiler for nvcc and --target=cuda, but nvcc found none ({said}): "
             "install g++, or let $NVCC_CCBIN name one program"
         )
+    listed = re.search(r"^#\$ INCLUDES=(.*)$", done.stderr, re.MULTILINE)
+    words = shlex.split(listed[1]) if listed else []
+    return [Path(word[2:]) for word in words if word.startswith("-I")]
 
 
 def _has_vector_math() -> bool:

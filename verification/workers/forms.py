@@ -4,7 +4,9 @@
     paper         `import cuda_extension`
     load_inline   `torch.utils.cpp_extension.load_inline(...)` or `load(...)`
 
-The last is run twice. `record` imports the solution with both functions replaced by a recorder,
+The last is run twice. What it has `load` compile it may have written itself: into its folder for
+temporary files, or where it works. Such a file goes by its name and text, because the folder may be
+another one each time. `record` imports the solution with both functions replaced by a recorder,
 uses it as far as it takes until one is called, and says what they were called with. `import_model`
 replaces them by a lookup of what the judge has built from that; nothing compiles in a solution's
 process. A solution that asks for something else than what was recorded, because its sources change
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,11 +28,13 @@ from typing import Any, NoReturn
 import torch
 
 from runtime import cabi
+from runtime.view import PRIVATE, WORK
 from schemas.codec import content_id
 from verification.building.plans import CABI, PAPER
 from verification.building.recorded import MAX_BYTES, ExtensionCall, FormError, Text
 
-SOURCES = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".inl")
+HEADERS = (".cuh", ".h", ".hpp", ".inl")
+SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c", *HEADERS)
 Answer = Callable[[ExtensionCall, bool], Any]
 """What a call of `load_inline` or `load` returns; the second argument is `is_python_module`."""
 
@@ -92,6 +98,8 @@ class _Placeholder(types.ModuleType):
 
 
 def _import(scratch: Path) -> types.ModuleType:
+    if (scratch / WORK).is_dir() and not _sources_below(scratch.resolve()):
+        os.chdir(scratch / WORK)  # it brings no sources to be read, and may want to write some
     if str(scratch) not in sys.path:
         sys.path.insert(0, str(scratch))
     path = scratch / "model_new.py"
@@ -185,10 +193,10 @@ def _answer_calls(scratch: Path, answer: Answer) -> None:
         is_standalone: Any = False,
         keep_intermediates: Any = True,
     ) -> Any:
-        compiled = tuple(_below(scratch, path) for path in _listed(sources))
+        files, compiled = _sources(scratch, _listed(sources))
         call = ExtensionCall(
             name=name,
-            files=_files(scratch, compiled),
+            files=files,
             compiled=compiled,
             cflags=_listed(extra_cflags),
             cuda_cflags=_listed(extra_cuda_cflags),
@@ -217,28 +225,53 @@ def _functions(value: str | Sequence[str] | dict[str, str] | None) -> tuple[Text
     return tuple(Text(name=str(name), text=str(said)) for name, said in named.items())
 
 
-def _below(scratch: Path, path: str) -> str:
-    """A path relative to the solution's folder. Raises FormError when it leads out of it."""
+def _sources(scratch: Path, paths: Sequence[str]) -> tuple[tuple[Text, ...], tuple[str, ...]]:
+    """Texts by name, and the names of those to compile. Raises FormError.
+
+    Of the solution's own folder every other source file comes along, because it may be included;
+    of a folder in which it has written sources the headers do.
+    """
     root = scratch.resolve()
+    found: dict[str, Path] = {}
+    compiled = []
+    for path in paths:
+        file, made = _source(root, path)
+        compiled.append(file.name if made else file.relative_to(root).as_posix())
+        headers = [beside for beside in file.parent.glob("*") if beside.suffix in HEADERS and made]
+        for name, one in [(compiled[-1], file), *((header.name, header) for header in headers)]:
+            if found.setdefault(name, one) != one:
+                raise FormError(f"expected names of their own of all sources, got {name} twice")
+        if not made:
+            found = {name: root / name for name in _sources_below(root)} | found
+    return tuple(_text(name, file) for name, file in sorted(found.items())), tuple(compiled)
+
+
+def _source(root: Path, path: str) -> tuple[Path, bool]:
+    """A file, and whether it is one that the solution has written: then it lies in a folder for
+    temporary files. Raises FormError when it lies elsewhere."""
     full = (root / path).resolve()
-    if not full.is_relative_to(root):
-        raise FormError(f"expected sources in the solution's own folder, got {path!r:.200}")
-    return full.relative_to(root).as_posix()
+    if not full.is_file():
+        full = Path(path).resolve()  # where it works
+    folders = (root / WORK, Path(tempfile.gettempdir()), *map(Path, PRIVATE))
+    if full.is_relative_to(root) and not full.is_relative_to(root / WORK):
+        return full, False
+    if any(full.is_relative_to(folder.resolve()) for folder in folders):
+        return full, True
+    raise FormError(
+        f"expected sources in the solution's own folder or a temporary one, got {path!r:.200}"
+    )
 
 
-def _files(scratch: Path, compiled: Sequence[str]) -> tuple[Text, ...]:
-    """The sources to compile, and every other source file of the folder: they may be included."""
-    named = {*compiled, *_sources_below(scratch)}
-    texts = []
-    for name in sorted(named):
-        file = scratch / name
-        if not file.is_file() or file.stat().st_size > MAX_BYTES:
-            raise FormError(f"expected {name} to be a file of at most {MAX_BYTES} bytes")
-        texts.append(Text(name=name, text=file.read_text()))
-    return tuple(texts)
+def _text(name: str, file: Path) -> Text:
+    if not file.is_file() or file.stat().st_size > MAX_BYTES:
+        raise FormError(f"expected {name} to be a file of at most {MAX_BYTES} bytes")
+    return Text(name=name, text=file.read_text())
 
 
-def _sources_below(scratch: Path) -> list[str]:
-    root = scratch.resolve()
+def _sources_below(root: Path) -> list[str]:
     found = [path for path in root.rglob("*") if path.suffix in SOURCES and path.is_file()]
-    return [path.relative_to(root).as_posix() for path in found if not path.is_symlink()]
+    return [
+        path.relative_to(root).as_posix()
+        for path in found
+        if not path.is_symlink() and not path.is_relative_to(root / WORK)
+    ]
