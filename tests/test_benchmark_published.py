@@ -103,6 +103,7 @@ def test_the_table_counts_and_compares() -> None:
         (["--peer_dir=x"], "expected --suite=…"),
         (["--suite=cuda_l1", "--peer_dir=/nowhere"], "expected --peer_dir to be a copy of github"),
         (["--suite=cuda_l1", "--peer_dir=DIR", "--workers=0"], "--workers of at least 1"),
+        (["--suite=cuda_l1", "--peer_dir=DIR", "--libraries=mkl"], "--libraries of"),
         (["--suite=cuda_l1", "--peer_dir=DIR", "--only=no"], "found none that is asked"),
         (["--suite=cuda_l1", "--peer_dir=DIR", "--also=/no.json"], "of an earlier run"),
         (

@@ -6,7 +6,8 @@
         --json=FILE2
     python -m benchmarks.published --review=REVIEW.json --json=FILE
 
-A suite is read from a copy of its repository that the user names; nothing of its text is kept. The
+A suite is read from a copy of its repository that the user names; nothing of its text is kept.
+`--problems_dir` takes the problems of another version of KernelBench than the suite's own. The
 JSON is written after every row. `--also` takes over the rows of earlier files, and only what they
 do not decide is judged. `--review` reads a file made by hand, {name: {"class", "note"}}, and counts
 what became of the kernels that were not accepted.
@@ -28,7 +29,15 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.peer_verifiers import PeerError, gpu
-from benchmarks.published import cuda_l1, kernelbench, pygpubench, sol_execbench
+from benchmarks.published import (
+    cuda_l1,
+    kernelbench,
+    kernelbench_runs,
+    kernelsseum,
+    pygpubench,
+    sol_execbench,
+)
+from benchmarks.published.pairs import with_problems_of
 from benchmarks.published.records import Published, PublishedError, Suite, copy_of, digest
 from benchmarks.published.running import Plan, answers
 from benchmarks.published.table import RETRIED, Row, row_of, table
@@ -40,6 +49,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES: dict[str, Suite] = {
     "cuda_l1": cuda_l1.SUITE,
     "kernelbench": kernelbench.SUITE,
+    "kernelbench_runs": kernelbench_runs.SUITE,
+    "kernelsseum": kernelsseum.SUITE,
     "pygpubench": pygpubench.SUITE,
     "sol_execbench": sol_execbench.SUITE,
 }
@@ -47,6 +58,7 @@ CLASSES = (
     "not_own_work", "wrong", "timing_trick", "cannot_build", "problem_refused", "wrongly_refused",
 )  # fmt: skip
 PACKAGES = ("torch", "triton", "ninja")
+LIBRARIES = {"cublas", "cudnn", "torch"}
 
 
 def main(argv: list[str]) -> int:
@@ -83,10 +95,16 @@ def _options(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--suite", choices=list(SUITES), help="whose kernels")
     add("--peer_dir", help="a copy of the suite's repository")
+    add("--problems_dir", help="a copy of KernelBench to take the problems from, by their numbers")
     add("--target", choices=[str(t) for t in Target], default="cuda")
     add("--device", default="cuda:0")
     add("--effort", choices=("reward", "publish"), default="reward")
     add("--precision", choices=[str(p) for p in Precision], help="default: what the problem is in")
+    add(
+        "--libraries",
+        default="",
+        help="allowed beside what a problem needs, separated by commas, such as torch",
+    )
     add("--num", type=int, default=None, help="the first so many; default: all")
     add("--only", default="", help="names, or how they begin, separated by semicolons")
     add("--workers", type=int, default=12, help="processes that judge")
@@ -103,6 +121,9 @@ def _options(argv: list[str]) -> argparse.Namespace:
     for name in missing:
         if getattr(options, name) is None:
             parser.error(f"expected --{name}=…, got none")
+    options.libraries = tuple(part for part in options.libraries.split(",") if part)
+    if unknown := set(options.libraries) - LIBRARIES:
+        parser.error(f"expected --libraries of {sorted(LIBRARIES)}, got {sorted(unknown)}")
     for name in ("workers", "num"):
         if (given := getattr(options, name)) is not None and given < 1:
             parser.error(f"expected --{name} of at least 1, got {given}")
@@ -118,10 +139,17 @@ def _chosen(options: argparse.Namespace) -> tuple[list[Published], list[Row]]:
         found = [made for made in found if made.name.startswith(starts)]
     # One problem and policy after the other: what is open stays open.
     found = sorted(found[: options.num], key=lambda made: bool(made.off))
+    if options.problems_dir:
+        found = with_problems_of(options.problems_dir, found)
     if not found:
         raise PublishedError(f"expected kernels in {options.peer_dir!r}, found none that is asked")
     if options.precision:
         found = [replace(made, precision=Precision(options.precision)) for made in found]
+    if options.libraries:
+        found = [
+            replace(made, libraries=tuple(sorted({*made.libraries, *options.libraries})))
+            for made in found
+        ]
     files = [part for part in options.also.split(",") if part]
     rows = {row["name"]: row for file in files for row in _earlier(file, options.suite)}
     return found, [rows[made.name] for made in found if made.name in rows]

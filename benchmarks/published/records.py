@@ -41,6 +41,8 @@ class Published:
     name: str
     """In its suite."""
     problem_code: str = ""
+    of: tuple[int, str] | None = None
+    """Level and name of the problem in KernelBench, where it is one of those."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Of the solution, as path and text."""
     form: str = "load_inline"

@@ -18,7 +18,13 @@ MAX_REASON = 300
 GAINED = 1.05
 """Times eager, from which on a trick that was let through has gained something."""
 NO_FORM, PROBLEM_REFUSED, UNREADABLE, FAILED = "no_form", "problem_refused", "unreadable", "failed"
-UNDECIDED = (NO_FORM, PROBLEM_REFUSED, UNREADABLE, FAILED, str(VerdictStatus.REFERENCE_ERROR))
+OTHER_PARAMETERS = "other_parameters"
+"""Its parameters have other names than the problem's, which our form has it take over by name;
+KernelBench draws them twice from one seed."""
+UNDECIDED = (
+    NO_FORM, PROBLEM_REFUSED, UNREADABLE, FAILED, OTHER_PARAMETERS,
+    str(VerdictStatus.REFERENCE_ERROR),
+)  # fmt: skip
 RETRIED = (FAILED, str(VerdictStatus.REFERENCE_ERROR))
 """Rows of an earlier run that say nothing about a kernel."""
 PASSED = (str(VerdictStatus.CORRECT), str(VerdictStatus.UNMEASURED))
@@ -59,8 +65,9 @@ def _no_verdict(published: Published, answer: Answer) -> tuple[str, str]:
 def _of_verdict(verdict: dict[str, Any]) -> Row:
     work = verdict["attribution"] or {}
     reason = verdict["reason"]
+    other = "loading state_dict for ModelNew" in reason
     return {
-        "status": verdict["status"],
+        "status": OTHER_PARAMETERS if other else verdict["status"],
         "reason": _errors_only(reason) if verdict["status"] == "build_error" else
         reason[:MAX_REASON],
         "guard": guard_of(reason),
