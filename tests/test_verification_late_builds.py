@@ -58,6 +58,15 @@ def test_what_is_asked_for_late_is_built(cpu_machine: Machine, where: str) -> No
     assert len(made.libraries) == 1
 
 
+def test_what_a_build_leaves_out_is_said(cpu_machine: Machine) -> None:
+    """Arithmetic is judged as it is without: what is faster with fast maths is less exact too."""
+    ask = "load_inline('late', [PLAIN], no_implicit_headers=True, extra_cflags=['-ffast-math'])"
+    assert cpu_machine.build(solution(in_constructor=ask), (), INPUTS).labels == [
+        "fast_math_left_out"
+    ]
+    assert cpu_machine.build(solution(in_constructor="ask()"), (), INPUTS).labels == []
+
+
 def test_many_layers_may_ask_for_the_same(cpu_machine: Machine) -> None:
     made = cpu_machine.build(solution(in_constructor="[ask() for _ in range(40)]"), (), INPUTS)
     assert len(made.libraries) == 1

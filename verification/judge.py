@@ -150,6 +150,7 @@ class Judge:
         publish = effort == "publish"
         with self._bench(solution, record) as (bench, state):
             record.bench = bench
+            bench.labels += record.built().labels
             check_solution(bench, effort, state)
             self._time(bench, record, effort)
             if publish:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ STEPS = 3
 """Steps' worth of time a build may take."""
 
 
+FAST_MATH = re.compile(r"fast_?-?math")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Built:
     """Libraries by the keys they are asked for, as the build left them, and dead copies."""
@@ -41,6 +45,14 @@ class Built:
     binary_hash: str
     build_s: float
     cached: bool
+    dropped: tuple[str, ...] = ()
+    """Flags that the solution asked for and did not get."""
+
+    @property
+    def labels(self) -> list[str]:
+        """What a verdict should say of this build: times are without the flags left out."""
+        fast = any(FAST_MATH.search(flag) for flag in self.dropped)
+        return ["fast_math_left_out"] if fast else []
 
     @property
     def libraries(self) -> dict[str, Path]:
@@ -97,6 +109,7 @@ def assemble(
         binary_hash=made.binary_hash,
         build_s=made.build_s,
         cached=made.cached,
+        dropped=made.dropped,
     )
 
 
