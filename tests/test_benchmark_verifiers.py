@@ -297,9 +297,11 @@ def test_ours_is_right_about_all_alone_and_by_two_processes(tmp_path: Path) -> N
     assert verifiers.main([*flags, "--alone_s=0", f"--json={file}"]) == 0
     record = json.loads(file.read_text())
     assert record["solutions"] == {case.name: case.kind for case in CASES}
-    alone, pool = record["rows"]
-    assert [d["case"] for d in alone["decisions"]] == [case.name for case in CASES]
-    assert [row["figures"]["wrongly"] for row in (alone, pool)] == [[], []]
+    *alone, pool = record["rows"]
+    assert [row["verifier"] for row in alone] == ["ours, one process", "ours, one, building ahead"]
+    for row in alone:
+        assert [d["case"] for d in row["decisions"]] == [case.name for case in CASES]
+    assert [row["figures"]["wrongly"] for row in record["rows"]] == [[], [], []]
     counted = [d for d in pool["decisions"] if 1 <= d["finished_s"] < 21]
     assert pool["verdicts_per_minute"] == pytest.approx(len(counted) * 3, abs=0.01)
     assert pool["environment"]["device"] and pool["harness"]
