@@ -17,6 +17,7 @@ store, so nothing finished is measured twice.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +48,9 @@ from verification.room import was_full, with_room
 from verification.workers.inputs import without_model
 
 TIMING_ATTEMPTS = 3
-KILL_ATTEMPTS = 3
+KILL_ATTEMPTS = {VerdictStatus.CRASH: 3, VerdictStatus.REFERENCE_ERROR: 6}
+"""Whoever's worker was killed. A solution may kill its own, and has it measured again for that; of
+the reference's it can reach nothing."""
 
 
 class Judge:
@@ -104,11 +107,13 @@ class Judge:
         found = self._machine.recall("verdicts", key)
         if found is not None:
             return from_json(Verdict, found)
-        for _ in range(KILL_ATTEMPTS):
+        kills: Counter[VerdictStatus] = Counter()
+        while True:
             verdict = with_room(
                 lambda: self._measure(solution, effort), _no_room, self._machine.room_pauses_s
             )
-            if not _killed(verdict):
+            kills[verdict.status] += 1
+            if not _killed(verdict) or kills[verdict.status] >= KILL_ATTEMPTS[verdict.status]:
                 break
         if verdict.status is not VerdictStatus.REFERENCE_ERROR:
             limited = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.OUT_OF_MEMORY)
