@@ -14,7 +14,6 @@ of an earlier file to the table. The JSON is written after every row.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import sys
@@ -38,7 +37,7 @@ from benchmarks.verifier_cases import CASES, KINDS, SUBJECTS, Case
 from benchmarks.verifier_ours import plan_of, run_ours
 from benchmarks.verifier_table import Decision, table
 from schemas.records import Target
-from training_export.run_record import git_commit
+from training_export.run_record import git_commit, version_of
 
 ROOT = Path(__file__).resolve().parent.parent
 VERIFIERS = ("ours", "cuda_agent", "kernelbench")
@@ -149,18 +148,11 @@ def _record(
         "device": asdict(device) if device else None,
         "cpus": len(os.sched_getaffinity(0)),
         "python": sys.version.split()[0],
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "problem": SUBJECTS[options.problem].problem(Target(options.target)).code,
         "solutions": {case.name: case.kind for case in cases},
         "rows": [],
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import tempfile
 import time
@@ -100,9 +99,9 @@ class DeviceLease:
 @contextlib.contextmanager
 def _any_locked(paths: Sequence[str]) -> Iterator[None]:
     """Whichever is free, looking again and again: there is no waiting for one of several files."""
-    while not (taken := list(itertools.islice(filter(None, map(_if_free, paths)), 1))):
+    while (taken := next(filter(None, map(_if_free, paths)), None)) is None:
         time.sleep(LOOK_S)
-    with taken[0]:
+    with taken:
         yield
 
 

@@ -152,13 +152,16 @@ def _by_count(reasons: Mapping[str, int]) -> dict[str, int]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that shape the data, of those installed."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = {package: version_of(package) for package in _PACKAGES}
+    return {"python": platform.python_version(), **{k: v for k, v in installed.items() if v}}
+
+
+def version_of(package: str) -> str | None:
+    """The version that is installed; None where none is."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def git_commit(folder: str) -> str | None:

@@ -16,7 +16,6 @@ what became of the kernels that were not accepted.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import sys
@@ -42,7 +41,7 @@ from benchmarks.published.records import Published, PublishedError, Suite, copy_
 from benchmarks.published.running import Plan, answers
 from benchmarks.published.table import RETRIED, Row, row_of, table
 from schemas.records import Precision, Target
-from training_export.run_record import git_commit
+from training_export.run_record import git_commit, version_of
 from verification.machine import MachineSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,7 +181,7 @@ def _record(
         "device": asdict(gpu()) if options.target == "cuda" else None,
         "cpus": len(os.sched_getaffinity(0)),
         "python": sys.version.split()[0],
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "rows": [],
     }
 
@@ -243,13 +242,6 @@ def _reviewed(review: str, file: str) -> str:
             + "; ".join([*(f"{n}: {reviews[n]['class']!r}" for n in wrong), *unknown])
         )
     return table(rows, reviews)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":
