@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_where_eager_is_exact_a_few_ulps_are_allowed_and_no_more() -> None:
 
 def test_eagers_own_error_is_the_yardstick() -> None:
     wanted = expected([1.0, 1.0], off=1e-3)  # eager is 1e-3 off everywhere
-    assert compare(torch.tensor([1.0 + 3.9e-3, 1.0]), wanted).passed
+    assert compare(torch.tensor([1.0 + 11e-3, 1.0]), wanted).passed
     assert not compare(torch.tensor([1.0 + 8.1e-3, 1.0 + 8.1e-3]), wanted).passed
 
 
@@ -96,6 +97,23 @@ def test_bf16_rounding_is_no_error_in_bf16() -> None:
 )
 def test_specials_must_stand_where_the_reference_has_them(value: list[float], passed: bool) -> None:
     wanted = expected([math.inf, 1.0, math.nan])
+    assert compare(torch.tensor(value), wanted).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("value", "passed"),
+    [
+        ([math.nan, 1.0, math.nan], True),
+        ([-math.inf, 1.0, math.inf], True),
+        ([1e30, 1.0, math.nan], False),
+        ([math.inf, 1.0, 0.0], False),
+        ([math.inf, math.nan, math.nan], False),
+        ([math.inf, 1.5, math.nan], False),
+    ],
+)
+def test_of_special_inputs_nan_stands_for_infinity(value: list[float], passed: bool) -> None:
+    """A compensated sum makes NaN of infinity; what is a number must still be that number."""
+    wanted = replace(expected([math.inf, 1.0, math.nan]), of_specials=True)
     assert compare(torch.tensor(value), wanted).passed is passed
 
 

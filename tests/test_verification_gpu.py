@@ -22,7 +22,7 @@ from tests.test_runtime_isolation import control
 from verification import gpu as gpus
 from verification import machine as machines
 from verification.device_state import DeviceWatch
-from verification.gpu import Card, Gpu, cards, choose, find_gpu
+from verification.gpu import USUAL_CHANNELS, Card, Gpu, cards, choose, find_gpu
 from verification.machine import Machine
 
 ENTRY = "tests.sandbox_entry:handlers"
@@ -199,11 +199,13 @@ def test_what_the_workers_of_a_machine_are_told(
         assert machine.device == "cuda:1"
     assert told["device"] == "cuda:0"
     assert told["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-ab"
+    assert told["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert told["view_shut"] == sorted(set(FILES) - {"/dev/nvidia0"})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c0,0")
     with cuda_machine(tmp_path, "cuda:0") as machine:
-        told = machine.config()
+        told = machine.config(environment=USUAL_CHANNELS)
     assert told["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-c0"
+    assert told["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
     assert told["view_shut"] == sorted(set(FILES) - {"/dev/nvidia11"})
 
 

@@ -19,9 +19,11 @@ from schemas.records import Admission, Solution, Verdict, VerdictStatus
 from tests import factories, samples
 from verification.admission import admit
 from verification.bench import TORCH_DID_PART, UNWATCHED
+from verification.gpu import USUAL_CHANNELS
 from verification.guards import Guard
-from verification.judge import Judge, _no_room
+from verification.judge import PROCESS_REPLACED, Judge, _no_room
 from verification.machine import Machine
+from verification.measuring import Stopwatch
 from verification.policy import IsolationError, Policy
 from verification.workers.solution_worker import _watcher
 
@@ -94,6 +96,61 @@ def test_where_nobody_can_watch_the_verdict_says_so_and_is_not_published(
     assert published.reason.endswith("there is no CUPTI")
     assert UNWATCHED in published.labels
     assert published.speedup_eager is None
+
+
+def test_streams_run_side_by_side_where_a_number_is_to_be_published(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a worker has one queue to the device otherwise, which makes its context cheap."""
+    told: list[Any] = []
+    spawn = Machine.spawn
+
+    def spied(self: Machine, entry: str, role: str, *more: Any, **config: Any) -> Worker:
+        if "solution_worker" in entry:
+            told.append(config["environment"])
+        return spawn(self, entry, role, *more, **config)
+
+    monkeypatch.setattr(Machine, "spawn", spied)
+    made = changed("return out", "return out  # on several streams")
+    judge.verify(made)
+    assert told == [None]
+    judge.verify(made, "publish")
+    assert told[1:] == [USUAL_CHANNELS] * 6
+
+
+@pytest.mark.parametrize(
+    ("doubts", "replaced", "status"),
+    [
+        ([Guard.AA_CONTROL], 1, VerdictStatus.CORRECT),
+        ([Guard.AA_CONTROL, Guard.DEVICE_STATE], 2, VerdictStatus.CORRECT),
+        ([Guard.AA_CONTROL] * 3, 2, VerdictStatus.UNMEASURED),
+        ([Guard.BASELINE_DRIFT], 0, VerdictStatus.UNMEASURED),
+        ([Guard.OUTPUT_READY], 0, VerdictStatus.UNMEASURED),
+    ],
+)
+def test_a_process_beside_which_the_machine_was_not_quiet_is_made_up_for(
+    judge: Judge,
+    monkeypatch: pytest.MonkeyPatch,
+    doubts: list[Guard],
+    replaced: int,
+    status: VerdictStatus,
+) -> None:
+    """The first processes are doubtful in every attempt; what a solution could do itself stays."""
+    measured: list[Stopwatch] = []
+
+    def doubt(self: Stopwatch) -> None:
+        if self not in measured:
+            measured.append(self)
+        index = measured.index(self)
+        self.doubts = [f"{doubts[index]}: as told"] if index < len(doubts) else []
+
+    monkeypatch.setattr(Stopwatch, "_doubt", doubt)
+    again = changed("return out", f"return out  # beside {doubts}")
+    verdict = judge.verify(again, "publish")
+    assert verdict.status is status, verdict.reason
+    assert len(measured) == 5 + replaced
+    assert verdict.processes == 5
+    assert (PROCESS_REPLACED in verdict.labels) is bool(replaced)
 
 
 def test_what_is_not_isolated_fully_is_not_published(

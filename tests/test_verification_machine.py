@@ -14,7 +14,7 @@ import pytest
 
 from kernel_agent import tracing
 from kernel_agent.policy import Unsupported
-from runtime.sandbox import Zygote
+from runtime.sandbox import Limits, Zygote
 from schemas.records import Solution, Target
 from tests import factories, samples
 from verification import machine as machines
@@ -104,6 +104,24 @@ class Assembled:
             assert self.go_on.wait(10)
             raise BuildError("said by the build that is asked for")
         return solution.solution_id
+
+
+def test_only_a_solution_is_kept_from_filling_the_mail(
+    cpu_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference makes its files, and a problem may have an output of gigabytes."""
+    limits: dict[str, float] = {}
+
+    def spied(entry: str, config: object, given: Limits, role: str) -> None:
+        limits[role] = given.file_gib
+
+    monkeypatch.setattr(cpu_machine.zygote, "spawn", spied)
+    for role in ("reference", "solution"):
+        cpu_machine.spawn(ENTRY, role, mail=str(tmp_path))
+    assert limits == {"reference": cpu_machine.limits.file_gib, "solution": 1.0}
+    (tmp_path / "output").write_bytes(bytes(2**20))
+    cpu_machine.spawn(ENTRY, "solution", mail=str(tmp_path))
+    assert limits["solution"] == pytest.approx(1 + 2 / 1024)
 
 
 def test_a_build_ahead_is_waited_for_and_says_nothing_itself(

@@ -1,8 +1,8 @@
 """Is a solution right, and is the work its own? The phase before anything is timed.
 
 Draws in two groups, and between them new parameters where the old ones lie; then a few elements
-of the parameters and of the last inputs change where they lie. At the effort `publish` also
-special values and two hundred repeats, and labels for what is written for one shape or one set of
+of the parameters and of the last inputs change where they lie. At the effort `publish` also two
+hundred repeats, and labels for what is written for one shape or one set of
 arguments. Cheap checks come first and the first wrong answer ends it: a wrong solution costs one
 call.
 """

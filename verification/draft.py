@@ -86,6 +86,10 @@ class Draft:
             raise RuntimeError("nothing was built")
         return self.build
 
+    def label(self, name: str) -> None:
+        if self.bench is not None:
+            self.bench.labels.append(name)
+
     def refused(self, status: VerdictStatus, reason: str) -> Verdict:
         return self._verdict(status, reason)
 

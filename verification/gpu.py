@@ -24,6 +24,11 @@ IN_A_WORKER = "cuda:0"
 """What every worker calls its GPU."""
 DEVICE_FILES = "/dev/nvidia[0-9]*"
 """One for each GPU. Those beside them (nvidiactl, nvidia-uvm, nvidia-caps) are for all."""
+CHANNELS = "CUDA_DEVICE_MAX_CONNECTIONS"
+FEW_CHANNELS, USUAL_CHANNELS = {CHANNELS: "1"}, {CHANNELS: "8"}
+"""How many queues to the device a context has. With one, sixteen processes make 795 contexts a
+minute on an H200, with the driver's usual eight 295 (benchmarks/contexts.py). It only matters to
+code that works on several streams, which may run one after the other then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,8 @@ class Gpu:
     @property
     def environment(self) -> dict[str, str]:
         """What a worker's environment says, before anything of CUDA starts there."""
-        return {"CUDA_VISIBLE_DEVICES": self.shown_as, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        shown = {"CUDA_VISIBLE_DEVICES": self.shown_as, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return shown | FEW_CHANNELS
 
     def others(self, files: Collection[str]) -> tuple[str, ...]:
         """The device files of other GPUs; none where it is not known which one is ours."""

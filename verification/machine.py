@@ -228,13 +228,16 @@ class Machine:
                     self._zygote = start_zygote(self.cache, self.target)
         return self._zygote
 
-    def config(self, **more: Any) -> dict[str, Any]:
-        """What every worker is told. It is shown one GPU, whatever that is called here."""
+    def config(self, environment: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+        """What every worker is told. It is shown one GPU, whatever that is called here.
+
+        `environment`: variables beside those of every worker, or in their place.
+        """
         gpu = self._gpu
         return {
             "target": str(self.target),
             "device": IN_A_WORKER if gpu else self.device,
-            "environment": gpu.environment if gpu else {},
+            "environment": {**(gpu.environment if gpu else {}), **(environment or {})},
             "view_shut": list(gpu.others(device_files())) if gpu else [],
             "num_threads": self.num_threads,
             "device_memory_gib": self.settings.device_memory_gib,
@@ -256,7 +259,9 @@ class Machine:
             "view_read": [str(self._public_folder())],
             **self.config(**config),
         }
-        limits = limits or self._limits_beside(config.get("mail"))
+        if limits is None:
+            mail = config.get("mail") if role == "solution" else None
+            limits = self._limits_beside(mail) if mail else self.limits
         parent = self.zygote
         try:
             return parent.spawn(entry, told, limits, role)
@@ -267,11 +272,9 @@ class Machine:
                     self._zygote = start_zygote(self.cache, self.target)
             return self.zygote.spawn(entry, told, limits, role)
 
-    def _limits_beside(self, mail: str | None) -> Limits:
+    def _limits_beside(self, mail: str) -> Limits:
         """Ours, with files no larger than twice the largest in the mail, or a gigabyte: a mail
         folder is in memory, and whoever may fill its files could fill that."""
-        if not mail:
-            return self.limits
         largest = max((file.stat().st_size for file in Path(mail).iterdir()), default=0)
         return replace(self.limits, file_gib=min(self.limits.file_gib, 1 + 2 * largest / 2**30))
 

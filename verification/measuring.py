@@ -77,6 +77,13 @@ class Stopwatch:
         self._usual = Surroundings()
 
     @property
+    def unquiet(self) -> bool:
+        """Whether all there is to doubt is what the solution has no hand in. It could slow the
+        baselines, so drift is not among it."""
+        of_machine = (Guard.AA_CONTROL, Guard.DEVICE_STATE)
+        return bool(self.doubts) and all(doubt.startswith(of_machine) for doubt in self.doubts)
+
+    @property
     def _target(self) -> str:
         return str(self._bench.machine.target)
 

@@ -4,12 +4,15 @@ For an output y with fp64 reference r and scale s = rms(r), the error of an elem
 |y - r| / (s + |r|). Two figures count: the largest (a single wrong element must not hide) and
 the root mean square (a loss of precision everywhere must not hide). A solution may have
 MAX_MULTIPLE and RMS_MULTIPLE times eager's own figure in the same precision class, and never has
-to be better than a few units in the last place of the output's type. So a silent downcast fails:
-bf16 arithmetic in an fp32 problem is about 2**16 times eager's error.
+to be better than a few units in the last place of the output's type. A sum of fp32 values one after
+the other, as most people write it, has up to 7 times the rms error of torch's sums in blocks, and
+up to 11 times the largest. A silent downcast fails by far: TF32 in an fp32 problem is about 2**11
+times eager's error, bf16 2**13.
 
 Integers and booleans must be equal. Where eager and fp64 agree that a value is NaN or infinite, the
 solution must agree too; where those two differ (an overflow fp64 does not have), the element is
-skipped.
+skipped. Where the inputs were NaN or infinite NaN stands for infinity: arithmetic in several parts
+(a compensated sum, a product split into TF32 terms) makes the one of the other.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ import torch
 
 from verification.guards import Guard
 
-MAX_MULTIPLE = 8.0
-RMS_MULTIPLE = 4.0
+MAX_MULTIPLE = 16.0
+RMS_MULTIPLE = 8.0
 FLOOR_ULPS = {torch.float32: 16.0, torch.bfloat16: 2.0, torch.float16: 4.0, torch.float64: 64.0}
 TINY = 1e-30
 CHUNK = 1 << 25
@@ -36,6 +39,8 @@ class Expected:
     exact: torch.Tensor
     unsettled: torch.Tensor | None = None
     """Elements of which torch.compile says other than eager whether they are NaN or infinite."""
+    of_specials: bool = False
+    """Whether the inputs had NaN and infinities."""
 
     @property
     def floating(self) -> bool:
@@ -133,6 +138,10 @@ def compare(
     return Comparison(passed=False, error=got_max, budget=max_budget, detail=detail)
 
 
+EXACTLY = (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf))
+LOOSELY = (("finite", torch.isfinite),)
+
+
 def _all_finite(*tensors: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite; a sum is finite exactly then, in fp64's range."""
     sums = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors])
@@ -142,7 +151,7 @@ def _all_finite(*tensors: torch.Tensor) -> bool:
 def _same_specials(value: torch.Tensor, expected: Expected) -> str | None:
     """What is wrong about NaNs and infinities, where eager and fp64 agree about them."""
     eager, exact = expected.eager, expected.exact
-    for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+    for name, test in LOOSELY if expected.of_specials else EXACTLY:
         settled = test(eager) == test(exact)
         if expected.unsettled is not None:
             settled &= ~expected.unsettled
