@@ -120,6 +120,8 @@ def confine(request: dict[str, Any], means: Means) -> dict[str, bool]:
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if means.landlock:
         landlock.restrict(rules, means.landlock)
+    if role == "builder":
+        os.nice(BUILDER_NICE)
     if means.seccomp:
         seccomp.install(may_start_programs=role == "builder")
     return {
@@ -132,6 +134,9 @@ def confine(request: dict[str, Any], means: Means) -> dict[str, bool]:
     }
 
 
+BUILDER_NICE = 15
+"""As many compilers as cores would stop what is timed for milliseconds, in its own process and in
+the judge's."""
 _PARTS = ("network", "user", "limits", "processes", "filesystem", "syscalls")
 
 

@@ -327,6 +327,7 @@ def handlers(config: dict[str, Any], isolation: dict[str, bool]) -> dict[str, An
     return {
         "who": lambda: {
             "uid": os.getuid(),
+            "nice": os.nice(0),
             "isolation": isolation,
             "why_not": config["why_not"],
             "environment": dict(os.environ),

@@ -106,6 +106,8 @@ def test_the_table_counts_and_compares() -> None:
         (["--suite=cuda_l1", "--peer_dir=DIR", "--libraries=mkl"], "--libraries of"),
         (["--suite=cuda_l1", "--peer_dir=DIR", "--only=no"], "found none that is asked"),
         (["--suite=cuda_l1", "--peer_dir=DIR", "--also=/no.json"], "of an earlier run"),
+        (["--suite=cuda_l1", "--peer_dir=DIR", "--again=unmeasured"], "expected --also=…"),
+        (["--suite=cuda_l1", "--peer_dir=DIR", "--also=x", "--again=slow"], "got slow"),
         (
             ["--suite=cuda_l1", "--peer_dir=DIR", "--target=cpu", "--json=/no/x.json"],
             "folder that exists",
@@ -131,16 +133,51 @@ def test_a_review_is_for_names_and_classes_that_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, review = tmp_path / "run.json", tmp_path / "review.json"
-    run.write_text(json.dumps({"rows": [refused("dispatch_audit: mm", name="b")]}))
+    ours = refused("out_of_memory: 12 GiB", "reference_error", name="a")
+    run.write_text(json.dumps({"rows": [refused("dispatch_audit: mm", name="b"), ours]}))
     flags = [f"--review={review}", f"--json={run}"]
     review.write_text(json.dumps({"b": {"class": "not_own_work", "note": "torch.mm"}}))
     assert command.main(flags) == 0
-    assert "1  not_own_work: b" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1  not_own_work: b" in said and "not yet read: a (reference_error)" in said
     wrongs: list[Any] = [{"c": {"class": "wrong"}}, {"b": {"class": "no such"}}, {"b": "text"}, []]
     for wrong in wrongs:
         review.write_text(json.dumps(wrong))
         assert command.main(flags) == 2
         assert "expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("again", "judged"),
+    [("", ["h100/1/2"]), ("unmeasured, no_form", ["h100/1/1", "h100/1/2"]),
+     ("correct,incorrect", ["h100/2/1", "h100/1/2"])],
+)  # fmt: skip
+def test_rows_of_earlier_runs_are_judged_again_where_asked(
+    again: str, judged: list[str], cuda_l1_dir: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    older, newer, file = (tmp_path / name for name in ("older.json", "newer.json", "run.json"))
+    slow = refused("clocks_agree: 1 ms", "unmeasured", name="h100/1/1")
+    older.write_text(json.dumps({"rows": [slow, refused("", "unmeasured", name="h100/2/1")]}))
+    ours = refused("", "reference_error", name="h100/1/2")
+    # What the later file says counts: one of these was unmeasured once.
+    newer.write_text(json.dumps({"rows": [row("h100/2/1"), ours]}))
+    left: list[str] = []
+
+    def none(plan: Any, published: list[Published], told: Any) -> list[Any]:
+        left.extend(made.name for made in published)
+        return []
+
+    monkeypatch.setattr(command, "answers", none)
+    flags = ["--suite=cuda_l1", f"--peer_dir={cuda_l1_dir}", "--target=cpu", "--only=h100/1;h100/2"]
+    also = [f"--also={older},{newer}", f"--again={again}", f"--json={file}"]
+    assert command.main([*flags, *also]) == 0
+    assert sorted(left) == sorted(judged)
+    kept = {made["name"]: made["status"] for made in json.loads(file.read_text())["rows"]}
+    known = {"h100/1/1": "unmeasured", "h100/2/1": "correct"}
+    assert {k: v for k, v in kept.items() if k in known} == {
+        k: v for k, v in known.items() if k not in judged
+    }
 
 
 @pytest.mark.slow

@@ -25,7 +25,15 @@ import pytest
 
 from runtime import seccomp
 from runtime.linux import CLONE_NEWNS, call
-from runtime.sandbox import Limits, RemoteError, Worker, WorkerError, WorkerOutOfMemory, Zygote
+from runtime.sandbox import (
+    ROLES,
+    Limits,
+    RemoteError,
+    Worker,
+    WorkerError,
+    WorkerOutOfMemory,
+    Zygote,
+)
 from runtime.view import ROOT, enter, view_of
 from tests import sandbox_entry
 from verification.gpu import device_files
@@ -291,6 +299,15 @@ def test_the_driver_gives_no_gpu_whose_device_file_is_shut() -> None:
     finally:
         zygote.close()
     assert control("count_gpus", shown=numbers) > 0
+
+
+def test_compilers_give_way_to_what_is_timed(cpu_machine: Machine) -> None:
+    told = {}
+    for role in ROLES:
+        worker = cpu_machine.zygote.spawn(ENTRY, {}, Limits(), role)
+        told[role] = worker.call("who", 60)["nice"]
+        worker.close()
+    assert told["builder"] > told["solution"] == told["reference"] == os.nice(0)
 
 
 def test_variables_are_set_before_anything_else(make: Make) -> None:

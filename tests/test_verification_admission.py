@@ -69,6 +69,25 @@ def test_the_honest_twin_is_admitted(cpu_machine: Machine) -> None:
     assert found.roofline_ms is not None
 
 
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("return F.mse_loss(x * self.weight, y)", None),  # one number
+        ("return (x * self.weight + y).mean(0, keepdim=True)", None),  # one row
+        ("return F.mse_loss(x * self.weight, y) * 1e-9 + 3", AdmitReason.TRIVIAL_ANSWER),
+        ("return (x * self.weight + y).mean(0, keepdim=True) * 1e-9 + self.weight",
+         AdmitReason.TRIVIAL_ANSWER),
+        ("return (x * self.weight + y).mean().sum()", AdmitReason.INSENSITIVE_OPERATOR),
+    ],
+)  # fmt: skip
+def test_one_number_or_row_is_no_trivial_answer(
+    cpu_machine: Machine, forward: str, reason: AdmitReason | None
+) -> None:
+    """A number is its own mean. It is trivial where other inputs give the same."""
+    found = screened(cpu_machine, forward, LARGE, "mul sub pow mean add sum")
+    assert found.reason in (reason, AdmitReason.DECLARED_OPS if reason is None else reason)
+
+
 PLANTED = {
     "it raises": ("raise ValueError('no')", AdmitReason.EAGER_ERROR),
     "torch.compile raises": (

@@ -21,6 +21,7 @@ from verification.workers.inputs import (
     Draw,
     InputRing,
     add_needles,
+    changed,
     checksum,
     draw_inputs,
     resized,
@@ -79,6 +80,35 @@ def test_the_others_leave_the_unit_interval() -> None:
     assert bool(torch.isposinf(special).any()) and bool(torch.isneginf(special).any())
     assert int((special != unit).sum()) <= NEEDLES
     assert torch.equal(WIDENING["special"](torch.rand(3)).isnan(), torch.tensor([1, 0, 0]).bool())
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_what_inputs_say_by_their_structure_stays(distribution: str) -> None:
+    """A kernel for a triangular matrix, or for a mask of ones and zeros, is right about them."""
+    triangle = torch.randn(40, 40).triu_()
+    found = changed(triangle, distribution)
+    assert bool((found.tril(-1) == 0).all())
+    assert torch.equal(found, triangle) is (distribution in ("natural", "structured"))
+    mask = (torch.rand(50, 50) < 0.5).float()
+    assert torch.equal(changed(mask, distribution), mask)
+
+
+def test_needles_and_timed_calls_leave_zeros_and_whole_numbers_alone() -> None:
+    triangle, before = torch.randn(40, 40).triu_(), torch.empty(0)
+    add_needles([triangle], 3)
+    assert bool((triangle.tril(-1) == 0).all())
+    module = load_module(samples.CODE, "ring_of_triangles")
+    module.__dict__["get_inputs"] = lambda: [
+        torch.randn(40, 40).triu_(),
+        (torch.rand(50, 50) < 0.5).float(),
+    ]
+    ring = InputRing(module, "cpu", 1)
+    for _ in range(8):
+        triangle, mask = ring.advance()
+        assert bool((triangle.tril(-1) == 0).all())
+        assert set(mask.unique().tolist()) == {0.0, 1.0}
+        assert not torch.equal(triangle, before)
+        before = triangle.clone()
 
 
 @pytest.mark.parametrize(("call", "able"), [("F.gelu(x)", True), ("x.long()", False)])

@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from runtime.sandbox import Worker, WorkerError
@@ -26,6 +27,8 @@ TORCH_DID_PART = "torch_did_part"
 """Label: under a policy that allows it, operators of torch did part of the work."""
 UNWATCHED = "calls_unwatched"
 """Label: nobody saw whose work the calls were. On a GPU such a verdict is not published."""
+PARAMETERS_RENAMED = "parameters_renamed"
+"""Label: parameters have names of the solution's own, and went by what both constructors drew."""
 
 
 class Refusal(Exception):
@@ -99,6 +102,19 @@ class Bench:
         with _blaming_solution(method):
             reply = self._call(self._solution, method, **params)
         return _answer(method, reply)
+
+    def build_model(self, libraries: dict[str, str], state: Path, init_inputs: list[Any]) -> None:
+        """Have the solution construct its model and take over the parameters in `state`.
+
+        Where it has other names for them, both sides construct from one seed, and what comes out
+        equal is the same: so KernelBench gives both the same parameters. Raises Refusal.
+        """
+        given = {"state": str(state), "init_inputs": init_inputs}
+        if self.ask("build_model", libraries=libraries, **given).get("other_names"):
+            seed, constructed = fresh_seed(), str(state.with_name("constructed.pt"))
+            self.refer("constructed_state", seed=seed, path=constructed)
+            self.ask("match_names", seed=seed, constructed=constructed, **given)
+            self.labels.append(PARAMETERS_RENAMED)
 
     def refer(self, method: str, **params: Any) -> Any:
         """Call the reference's worker. Raises WorkerError."""

@@ -16,7 +16,7 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ FEW_CHANNELS, USUAL_CHANNELS = {CHANNELS: "1"}, {CHANNELS: "8"}
 """How many queues to the device a context has. With one, sixteen processes make 795 contexts a
 minute on an H200, with the driver's usual eight 295 (benchmarks/contexts.py). It only matters to
 code that works on several streams, which may run one after the other then."""
+STREAMS = re.compile(r"StreamCreate|StreamFromPool|\bStream\s*\(|Graph")
+"""What makes streams of its own, in C++ or Python. Who hides it from us only slows himself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ class Gpu:
         """The device files of other GPUs; none where it is not known which one is ours."""
         ours = f"/dev/nvidia{self.card.minor}" if self.card else ""
         return tuple(sorted(file for file in files if file != ours)) if ours in files else ()
+
+
+def channels(texts: Iterable[str]) -> dict[str, str]:
+    """What the environment of a process needs that runs code with these texts."""
+    return USUAL_CHANNELS if any(map(STREAMS.search, texts)) else FEW_CHANNELS
 
 
 def find_gpu(device: str) -> Gpu | None:

@@ -39,7 +39,7 @@ from verification.building.build import BuildError, BuildTimeout
 from verification.building.built import Built, write_files
 from verification.checking import check_solution, label_solution
 from verification.draft import Draft
-from verification.gpu import USUAL_CHANNELS
+from verification.gpu import channels
 from verification.guards import Guard, switched
 from verification.harness import harness_hash
 from verification.machine import Machine
@@ -157,7 +157,7 @@ class Judge:
         record.build = self.build(solution)
         self._audit_binary(record)
         publish = effort == "publish"
-        with self._bench(solution, effort, record) as (bench, state):
+        with self._bench(solution, record) as (bench, state):
             record.bench = bench
             bench.labels += record.built().labels
             check_solution(bench, effort, state)
@@ -172,7 +172,7 @@ class Judge:
                 self._knock_out(bench, state, record)
         if publish:
             self._time_more(solution, record)
-            with self._bench(solution, effort, record) as (last, state):
+            with self._bench(solution, record) as (last, state):
                 self._knock_out(last, state, record)
 
     def _time_more(self, solution: Solution, record: Draft) -> None:
@@ -188,7 +188,7 @@ class Judge:
                 spare -= 1
             if len(record.watches) == timing.PROCESSES["publish"]:
                 return
-            with self._bench(solution, "publish", record) as (bench, _):
+            with self._bench(solution, record) as (bench, _):
                 self._time(bench, record, "publish")
 
     def _time(self, bench: Bench, record: Draft, effort: str) -> None:
@@ -204,9 +204,7 @@ class Judge:
             bench.labels += [f"timed_again:{doubt.split(':')[0]}" for doubt in watch.doubts]
 
     @contextlib.contextmanager
-    def _bench(
-        self, solution: Solution, effort: str, record: Draft
-    ) -> Iterator[tuple[Bench, Path]]:
+    def _bench(self, solution: Solution, record: Draft) -> Iterator[tuple[Bench, Path]]:
         """A bench with both workers ready and the solution loaded; and where its state goes."""
         with self._machine.scratch() as scratch:
             write_files(solution, scratch)
@@ -222,7 +220,7 @@ class Judge:
                 redraw=Guard.FRESH_PARAMETERS not in self._policy.off,
             )
             self._renew_mail = False
-            worker = self._spawn(solution, scratch, effort)
+            worker = self._spawn(solution, scratch)
             bench = Bench(
                 machine,
                 reference,
@@ -236,22 +234,17 @@ class Judge:
                 unwatched = machine.ask(worker, "load")["unwatched"]
                 if unwatched:
                     bench.leave_unwatched(unwatched)
-                bench.ask(
-                    "build_model",
-                    libraries=machine.publish(record.built().libraries),
-                    state=str(state),
-                    init_inputs=given["init_inputs"],
-                )
+                libraries = machine.publish(record.built().libraries)
+                bench.build_model(libraries, state, given["init_inputs"])
                 yield bench, state
             finally:
                 machine.end(worker)
 
-    def _spawn(self, solution: Solution, scratch: Path, effort: str) -> Worker:
+    def _spawn(self, solution: Solution, scratch: Path) -> Worker:
         return self._machine.spawn(
             "verification.workers.solution_worker:handlers",
             "solution",
-            # Several streams run side by side where a number is to be published.
-            environment=USUAL_CHANNELS if effort == "publish" else None,
+            environment=channels(file.text for file in solution.files),
             scratch=str(scratch),
             form=solution.form,
             precision=str(self._problem.precision),
@@ -296,12 +289,8 @@ class Judge:
         draw = {"seed": seed, "distribution": "natural", "state_seed": bench.state_seed}
         try:
             bench.refer("expect", draw=draw)
-            bench.ask(
-                "build_model",
-                libraries=self._machine.publish(built.dead),
-                state=str(state),
-                init_inputs=bench.refer("init_inputs")["init_inputs"],
-            )
+            arguments = bench.refer("init_inputs")["init_inputs"]
+            bench.build_model(self._machine.publish(built.dead), state, arguments)
             got = bench.ask("run", draw=draw)
             right = bench.compared("knock_out", "natural", seed, got)[0].passed
         except Refusal:

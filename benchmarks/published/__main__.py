@@ -9,8 +9,9 @@
 A suite is read from a copy of its repository that the user names; nothing of its text is kept.
 `--problems_dir` takes the problems of another version of KernelBench than the suite's own. The
 JSON is written after every row. `--also` takes over the rows of earlier files, and only what they
-do not decide is judged. `--review` reads a file made by hand, {name: {"class", "note"}}, and counts
-what became of the kernels that were not accepted.
+do not decide is judged; with `--again=unmeasured,reference_error` what ended so is judged again.
+`--review` reads a file made by hand, {name: {"class", "note"}}, and counts what became of the
+kernels that were not accepted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from benchmarks.published import (
 from benchmarks.published.pairs import with_problems_of
 from benchmarks.published.records import Published, PublishedError, Suite, copy_of, digest
 from benchmarks.published.running import Plan, answers
-from benchmarks.published.table import RETRIED, Row, row_of, table
+from benchmarks.published.table import RETRIED, STATUSES, Row, row_of, table
 from schemas.records import Precision, Target
 from training_export.run_record import git_commit, version_of
 from verification.machine import MachineSettings
@@ -113,6 +114,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     add("--device_memory_gib", type=float, default=16.0, help="GPU memory of a process")
     add("--problem_timeout_s", type=float, default=60.0, help="longest single step")
     add("--also", default="", help="JSON files of earlier runs, separated by commas")
+    add("--again", default="", help="statuses of theirs to judge again, separated by commas")
     add("--json", help="where everything goes")
     add("--review", help="what reading by hand came to; then nothing is run, --json is read")
     options = parser.parse_args(argv)
@@ -123,6 +125,11 @@ def _options(argv: list[str]) -> argparse.Namespace:
     options.libraries = tuple(part for part in options.libraries.split(",") if part)
     if unknown := set(options.libraries) - LIBRARIES:
         parser.error(f"expected --libraries of {sorted(LIBRARIES)}, got {sorted(unknown)}")
+    options.again = tuple(part.strip() for part in options.again.split(",") if part.strip())
+    if unknown := set(options.again) - set(STATUSES):
+        parser.error(f"expected --again of {', '.join(STATUSES)}, got {', '.join(sorted(unknown))}")
+    if options.again and not options.also:
+        parser.error("expected --also=… with --again, got none")
     for name in ("workers", "num"):
         if (given := getattr(options, name)) is not None and given < 1:
             parser.error(f"expected --{name} of at least 1, got {given}")
@@ -150,15 +157,17 @@ def _chosen(options: argparse.Namespace) -> tuple[list[Published], list[Row]]:
             for made in found
         ]
     files = [part for part in options.also.split(",") if part]
-    rows = {row["name"]: row for file in files for row in _earlier(file, options.suite)}
-    return found, [rows[made.name] for made in found if made.name in rows]
+    earlier = [row for file in files for row in _earlier(file, options.suite)]
+    rows = {row["name"]: row for row in earlier if row["status"] not in RETRIED}
+    kept = {name: row for name, row in rows.items() if row["status"] not in options.again}
+    return found, [kept[made.name] for made in found if made.name in kept]
 
 
 def _earlier(file: str, suite: str | None) -> list[Row]:
-    """The rows of a file that say something. Raises PublishedError."""
+    """The rows of a file. Raises PublishedError."""
     try:
         rows = json.loads(Path(file).read_text())["rows"]
-        return [r for r in rows if suite in (None, r["suite"]) and r["status"] not in RETRIED]
+        return [row for row in rows if row["status"] and suite in (None, row["suite"])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PublishedError(
             f"{file}: expected a JSON file of an earlier run, got {error!r}"

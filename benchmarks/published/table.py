@@ -25,6 +25,8 @@ UNDECIDED = (
     NO_FORM, PROBLEM_REFUSED, UNREADABLE, FAILED, OTHER_PARAMETERS,
     str(VerdictStatus.REFERENCE_ERROR),
 )  # fmt: skip
+STATUSES = tuple(dict.fromkeys([*map(str, VerdictStatus), *UNDECIDED]))
+"""What a row can end as."""
 RETRIED = (FAILED, str(VerdictStatus.REFERENCE_ERROR))
 """Rows of an earlier run that say nothing about a kernel."""
 PASSED = (str(VerdictStatus.CORRECT), str(VerdictStatus.UNMEASURED))

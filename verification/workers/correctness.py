@@ -4,14 +4,16 @@ For an output y with fp64 reference r and scale s = rms(r), the error of an elem
 |y - r| / (s + |r|). Two figures count: the largest (a single wrong element must not hide) and
 the root mean square (a loss of precision everywhere must not hide). A solution may have
 MAX_MULTIPLE and RMS_MULTIPLE times eager's own figure in the same precision class, and never has
-to be better than a few units in the last place of the output's type. A sum of fp32 values one after
+to be better than some units in the last place of the output's type. A sum of fp32 values one after
 the other, as most people write it, has up to 7 times the rms error of torch's sums in blocks, and
-up to 11 times the largest. A silent downcast fails by far: TF32 in an fp32 problem is about 2**11
-times eager's error, bf16 2**13.
+up to 11 times the largest; of very long ones the error grows as the square root of their length
+(Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and may. A silent downcast fails by
+far: TF32 in an fp32 problem is about 2**11 times eager's error, bf16 2**13.
 
 Integers and booleans must be equal. Where eager and fp64 agree that a value is NaN or infinite, the
 solution must agree too; where those two differ (an overflow fp64 does not have), the element is
-skipped. Where the inputs were NaN or infinite NaN stands for infinity: arithmetic in several parts
+skipped, and infinity held against nobody: whoever multiplies in another order overflows elsewhere.
+Where the inputs were NaN or infinite NaN stands for infinity: arithmetic in several parts
 (a compensated sum, a product split into TF32 terms) makes the one of the other.
 """
 
@@ -26,7 +28,10 @@ from verification.guards import Guard
 
 MAX_MULTIPLE = 16.0
 RMS_MULTIPLE = 8.0
-FLOOR_ULPS = {torch.float32: 16.0, torch.bfloat16: 2.0, torch.float16: 4.0, torch.float64: 64.0}
+FLOOR_ULPS = {torch.float32: 64.0, torch.bfloat16: 2.0, torch.float16: 4.0, torch.float64: 64.0}
+DEPTH_EPS = torch.finfo(torch.float32).eps / 6
+"""The rms error of a plain sum of K terms in fp32, over the square root of K: a bound of what
+was seen, 0.9e-8 with 131,072 on an H200."""
 TINY = 1e-30
 CHUNK = 1 << 25
 
@@ -39,6 +44,8 @@ class Expected:
     exact: torch.Tensor
     unsettled: torch.Tensor | None = None
     """Elements of which torch.compile says other than eager whether they are NaN or infinite."""
+    depth: int = 0
+    """The most terms that an element is the sum of."""
     of_specials: bool = False
     """Whether the inputs had NaN and infinities."""
 
@@ -127,8 +134,9 @@ def compare(
         mask = torch.isfinite(value) & _comparable(expected)
     ulp = torch.finfo(eager.dtype).eps * FLOOR_ULPS[eager.dtype]
     (eager_max, eager_rms), (got_max, got_rms) = figures((eager, value), exact, mask)
-    max_budget = max(MAX_MULTIPLE * eager_max, ulp)
-    rms_budget = max(RMS_MULTIPLE * eager_rms, ulp / 4)
+    floor = max(ulp, 4 * DEPTH_EPS * expected.depth**0.5)
+    max_budget = max(MAX_MULTIPLE * eager_max, floor)
+    rms_budget = max(RMS_MULTIPLE * eager_rms, floor / 4)
     if Guard.BUDGET in off or (got_max <= max_budget and got_rms <= rms_budget):
         return _right(got_max, max_budget)
     detail = (
@@ -151,10 +159,13 @@ def _all_finite(*tensors: torch.Tensor) -> bool:
 def _same_specials(value: torch.Tensor, expected: Expected) -> str | None:
     """What is wrong about NaNs and infinities, where eager and fp64 agree about them."""
     eager, exact = expected.eager, expected.exact
+    overflown = bool((torch.isinf(eager) & torch.isfinite(exact)).any())
     for name, test in LOOSELY if expected.of_specials else EXACTLY:
         settled = test(eager) == test(exact)
         if expected.unsettled is not None:
             settled &= ~expected.unsettled
+        if overflown:
+            settled &= ~torch.isinf(value)
         wrong = int((settled & (test(value) != test(eager))).sum())
         if wrong:
             return f"{wrong} elements differ in being {name}"

@@ -16,6 +16,9 @@ try, because on a GPU a failed assertion ends the process):
     centred     4 (x - mean) + 1: both signs, another mean and spread
     large       100 x
     special     NaN, infinities, zeros, very large and very small numbers in 64 places
+
+What the problem's own inputs say by their structure stays: zeros are zero in every distribution (a
+triangular matrix is one), and floats that are all whole numbers (masks, indices) are not changed.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ KEEPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "heavy": lambda x: x * x.abs(),
     "structured": lambda x: x.sort(dim=-1).values if x.dim() else x,
 }
+ZEROS_SHARE = 1 / 64
+"""With more zeros than that a tensor is not sorted: they have their places."""
 WIDENING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "centred": lambda x: (x.double() - x.double().mean()).mul_(4.0).add_(1.0).to(x.dtype),
     "large": lambda x: x * 100,
@@ -93,11 +98,22 @@ def without_model(code: str) -> str:
 
 def draw_inputs(module: types.ModuleType, device: str, draw: Draw) -> list[Any]:
     """The inputs of a draw on `device`; integer tensors stay as `get_inputs()` makes them."""
-    change = DISTRIBUTIONS[draw.distribution]
     return [
-        change(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        changed(value, draw.distribution)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
         for value in make_inputs(module, device, draw.seed)
     ]
+
+
+def changed(x: torch.Tensor, distribution: str) -> torch.Tensor:
+    """A floating tensor of the problem's, drawn from another distribution."""
+    if distribution == "natural" or bool((x == x.round()).all()):
+        return x
+    zeros = x == 0
+    if distribution == "structured" and int(zeros.sum()) > ZEROS_SHARE * x.numel():
+        return x
+    return torch.where(zeros, x, DISTRIBUTIONS[distribution](x))
 
 
 def widens(code: str) -> bool:
@@ -134,7 +150,7 @@ def add_needles(
 ) -> None:
     """Change up to `needles` elements of every tensor in place, without torch's noticing (its
     version counters stay): floats become `size` times the root mean square with their sign kept,
-    others change places."""
+    zeros stay, others change places."""
     for index, value in enumerate(values):
         flat = _as_it_lies(value)
         if flat is None:
@@ -144,8 +160,7 @@ def add_needles(
         if value.is_floating_point():
             wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
             rms = torch.linalg.vector_norm(flat, dtype=wide).double() / flat.numel() ** 0.5
-            signs = torch.where(picked < 0, -1.0, 1.0).double()
-            flat[places] = (signs * rms * size).to(flat.dtype)
+            flat[places] = (picked.sign().double() * rms * size).to(flat.dtype)
         else:
             flat[places] = picked.roll(1)
 
@@ -253,8 +268,7 @@ def _slots(inputs: list[Any]) -> int:
 
 def _rewrite(inputs: list[Any], seed: int, count: int) -> None:
     """New values in one block of each floating tensor: turned round, and scaled by an exact 7/8,
-    which
-    keeps signs and domains."""
+    which keeps signs and domains. Zeros stay where they are, and so do whole numbers."""
     generator = torch.Generator().manual_seed((seed << 20) + count)
     for value in inputs:
         flat = _as_it_lies(value)
@@ -265,4 +279,5 @@ def _rewrite(inputs: list[Any], seed: int, count: int) -> None:
                 for bound in (flat.numel() - size + 1, size)
             )
             block = flat[start : start + size]
-            block.copy_(block.roll(turn) * 0.875)
+            turned = torch.where((block == 0).any(), block, block.roll(turn)) * 0.875
+            block.copy_(torch.where((block == block.round()).all(), block, turned))

@@ -20,6 +20,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from runtime.problem_code import load_module, make_inputs, make_model
 from verification.workers.correctness import Expected
+from verification.workers.depth import Depth
 from verification.workers.inputs import STATE_NEEDLE_SIZE, STATE_NEEDLES, add_needles
 from verification.workers.screening import Sample
 from verification.workers.transport import Mailbox, flatten_outputs
@@ -44,6 +45,8 @@ class Reference:
         self.example: list[Any] | None = None
         self.sample: Sample | None = None
         self._exact: torch.nn.Module | None = None
+        self.depth, self.skips_zeros = 0, False
+        """As `Depth` has it; known from `make_example` on."""
 
     @property
     def mail(self) -> Mailbox:
@@ -76,6 +79,14 @@ class Reference:
         self._hand_out_state(path)
         return {"tensors": len(state)}
 
+    def constructed_state(self, seed: int, path: str) -> dict[str, Any]:
+        """Write to `path` what the constructor makes of `seed`, from which the solution's process
+        finds out which of its own parameters is which; the parameters in use stay."""
+        made = make_model(self.module, self.device, seed, redraw=False)
+        torch.save(made.state_dict(keep_vars=True), path)
+        os.chmod(path, 0o644)
+        return {}
+
     def _hand_out_state(self, path: str) -> None:
         self.drop_exact()
         torch.save(self.model.state_dict(), path)
@@ -101,7 +112,9 @@ class Reference:
     def make_example(self, seed: int) -> dict[str, Any]:
         """Inputs for `compile`, which is to leave the device alone, and room for the outputs."""
         self.example = make_inputs(self.module, self.device, seed)
-        _, outputs = self.run(self.model, self.example)
+        with Depth() as depth:
+            _, outputs = self.run(self.model, self.example)
+        self.depth, self.skips_zeros = depth.most, depth.skips_zeros
         for index, output in enumerate(outputs):
             self.mail.make(index, output.nbytes)
         synchronize()
@@ -145,7 +158,9 @@ class Reference:
         _, exact = self.run(self._exact_model(), doubled)
         if [e.shape for e in eager] != [x.shape for x in exact]:
             raise ValueError("the reference gives other shapes in fp64")
-        return structure, [Expected(eager=e, exact=x) for e, x in zip(eager, exact, strict=True)]
+        return structure, [
+            Expected(eager=e, exact=x, depth=self.depth) for e, x in zip(eager, exact, strict=True)
+        ]
 
     def _exact_model(self) -> torch.nn.Module:
         if self._exact is None:

@@ -24,6 +24,7 @@ from verification.workers.worker_setup import opener
 OF_THE_REFERENCE = (
     "set_state",
     "needle_state",
+    "constructed_state",
     "init_inputs",
     "make_example",
     "compile",

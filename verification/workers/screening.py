@@ -124,20 +124,29 @@ def _fresh_inputs(
 
 
 def _trivial(reference: Reference, inputs: list[Any], sample: Sample, seed: int) -> Finding | None:
-    for name, answer in _trivial_answers(inputs, sample.expected):
+    others = make_inputs(reference.module, reference.device, seed + 1)
+    _, elsewhere = reference.run(reference.model, others)
+    for name, answer in _trivial_answers(inputs, sample.expected, elsewhere):
         if sample.same(answer) and _same(answer, sample.expected):
             return AdmitReason.TRIVIAL_ANSWER, f"{name} would pass"
     return None
 
 
 def _trivial_answers(
-    inputs: list[Any], expected: list[Expected]
+    inputs: list[Any], expected: list[Expected], elsewhere: list[torch.Tensor]
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """`elsewhere`: the outputs for other inputs. One number is its own mean, and one row the first
+    of all: there the answer to other inputs is what says nothing."""
     eager = [output.eager for output in expected]
+    pairs = list(zip(eager, elsewhere, strict=True))
     yield "zeros", [torch.zeros_like(e) for e in eager]
     yield "ones", [torch.ones_like(e) for e in eager]
-    yield "the mean", [torch.full_like(e, e.double().mean().item()) for e in eager]
-    yield "the first row", [e[:1].expand_as(e) if e.dim() else e * 0 for e in eager]
+    means = [(e if e.numel() > 1 else other).double().mean().item() for e, other in pairs]
+    yield "the mean", [torch.full_like(e, m) for e, m in zip(eager, means, strict=True)]
+    yield (
+        "the first row",
+        [e[:1].expand_as(e) if e.dim() and len(e) > 1 else other for e, other in pairs],
+    )
     for index, value in enumerate(inputs):
         if all(isinstance(value, torch.Tensor) and value.shape == e.shape for e in eager):
             yield f"input {index}", [value.to(e.dtype) for e in eager]
@@ -194,7 +203,7 @@ def _moves_with_operators(
 
 class _Ablation(TorchFunctionMode):
     """Leaves out one call: each floating-point tensor of its result becomes the first fitting
-    argument, or its own mean.
+    argument, or its own mean, and a single number zero.
 
     Tensors in lists and named tuples count like any other. Calls that only move data (views,
     casts, splits) are not counted. Not covered: integer results, such as the indices of a sort,
@@ -230,7 +239,8 @@ class _Ablation(TorchFunctionMode):
         for value in given:
             if value.shape == result.shape:
                 return value.to(result.dtype)
-        return torch.full_like(result, result.double().mean().item())
+        mean = result.double().mean().item() if result.numel() > 1 else 0.0
+        return torch.full_like(result, mean)
 
 
 def _floating(value: Any) -> bool:

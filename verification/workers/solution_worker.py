@@ -24,6 +24,7 @@ from verification.workers.audit import DispatchAudit, ProcessAudit, forbid_compi
 from verification.workers.bands import Bands
 from verification.workers.clock import Clock, warm_up
 from verification.workers.inputs import Draw, InputRing, add_needles, checksum, draw_inputs, resized
+from verification.workers.names import OtherNames, load, match_names, renamed
 from verification.workers.transport import Mailbox, flatten_outputs
 from verification.workers.worker_setup import (
     opener,
@@ -50,6 +51,8 @@ class Candidate:
         self._clock = Clock(self.device)
         self._launches, self.unwatched = _watcher(config)
         self._audit = ProcessAudit()
+        self._names: dict[str, str] | None = None
+        """The problem's name of each parameter and buffer, where they are not the same."""
         forbid_compilers()
         self._alive: list[tuple[str, list[torch.Tensor]]] = []
         self._checked: list[Any] = []
@@ -64,13 +67,35 @@ class Candidate:
     def build_model(
         self, libraries: dict[str, str], state: str, init_inputs: list[Any]
     ) -> dict[str, Any]:
-        """Import `model_new.py`, construct `ModelNew` and give it the reference's parameters."""
+        """Import `model_new.py`, construct `ModelNew` and give it the reference's parameters.
+
+        {"other_names": True} where it has those under other names: `match_names` is to follow.
+        """
         self._audit.libraries |= set(libraries.values())
         for library in libraries.values():
             self._own(library)
         with self._audit.listening():
             self._solution = forms.import_model(self._form, self.scratch, libraries)
-        self._construct(state, init_inputs)
+        try:
+            self._construct(state, init_inputs)
+        except OtherNames:
+            if self._names is not None:
+                raise
+            return {"other_names": True}
+        return {}
+
+    def match_names(
+        self, seed: int, constructed: str, state: str, init_inputs: list[Any]
+    ) -> dict[str, Any]:
+        """The same under names of its own. `constructed`: what the reference's constructor made
+        from `seed`; see `names`."""
+        wanted = torch.load(constructed, map_location=self.device, weights_only=True)
+        torch.manual_seed(seed)
+        model = self._make(init_inputs)
+        with self._audit.listening():
+            own = model.to(self.device).state_dict(keep_vars=True)
+        self._names = match_names(own, wanted)
+        self._load(model, state)
         return {}
 
     def _own(self, library: str) -> None:
@@ -78,11 +103,16 @@ class Candidate:
             self._launches.own(Path(library))
 
     def _construct(self, state: str, init_inputs: list[Any]) -> None:
+        self._load(self._make(init_inputs), state)
+
+    def _make(self, init_inputs: list[Any]) -> torch.nn.Module:
         with self._audit.listening(), torch.device(self.device):
-            model = self._solution.ModelNew(*init_inputs).eval()
+            return self._solution.ModelNew(*init_inputs).eval()
+
+    def _load(self, model: torch.nn.Module, state: str) -> None:
         weights = torch.load(state, map_location=self.device, weights_only=True)
         with self._audit.listening():
-            model.load_state_dict(weights, strict=True)
+            load(model, weights, self._names)
             self.model = model.to(self.device)
         for tensor in self._state():
             tensor.data = self._bands.copy(tensor.data)
@@ -97,7 +127,7 @@ class Candidate:
         """New values in the parameters and buffers where they lie, without torch's noticing."""
         weights = torch.load(state, map_location=self.device, weights_only=True)
         mine = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        for name, value in weights.items():
+        for name, value in renamed(weights, self._names).items():
             if name in mine:
                 mine[name].data.copy_(value)
         self._state_sum = checksum(self._state())
@@ -375,8 +405,8 @@ def _first_use(inputs_code: str, device: str) -> tuple[Callable[[Any], Any], ...
 
 
 METHODS = (
-    "build_model", "change_state", "run", "run_needles", "run_resized", "run_arguments",
-    "repeat", "repeated", "alive",
+    "build_model", "match_names", "change_state",
+    "run", "run_needles", "run_resized", "run_arguments", "repeat", "repeated", "alive",
     "make_ring", "warm_up", "prepare", "call", "watch", "keep", "hand_over",
 )  # fmt: skip
 
