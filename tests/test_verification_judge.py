@@ -223,7 +223,7 @@ def test_seeds_are_new_for_every_verdict(judge: Judge) -> None:
 
 
 WRONG = {
-    "a slightly wrong constant": ("0.70710678f", "0.7071f", VerdictStatus.INCORRECT),
+    "a slightly wrong constant": ("0.70710678f", "0.7070f", VerdictStatus.INCORRECT),
     "zeros": ("out[r * cols + c] = 0.5f *", "out[r * cols + c] = 0.0f *", VerdictStatus.INCORRECT),
     "the last row left out": ("r < rows;", "r < rows - 1;", VerdictStatus.INCORRECT),
     "a smaller output": ("return out", "return out[:-1]", VerdictStatus.INCORRECT),
@@ -231,7 +231,7 @@ WRONG = {
     "a tuple": ("return out", "return (out,)", VerdictStatus.INCORRECT),
     "a list of nothing": ("return out", "return None", VerdictStatus.RUNTIME_ERROR),
     "an exception": ("return out", "raise ValueError('no')", VerdictStatus.RUNTIME_ERROR),
-    "other parameters": ("self.weight =", "self.scale =", VerdictStatus.RUNTIME_ERROR),
+    "a parameter that is not there": ("self.weight =", "self.scale =", VerdictStatus.RUNTIME_ERROR),
     "inputs zeroed": ("return out", "x.zero_()\n        return out", VerdictStatus.INTEGRITY),
     "the input returned": ("return out", "x.copy_(out)\n        return x", VerdictStatus.INTEGRITY),
     "a wild write": ("out[r * cols + c] =", "out[(r << 40) + c] =", VerdictStatus.CRASH),

@@ -19,8 +19,8 @@ GAINED = 1.05
 """Times eager, from which on a trick that was let through has gained something."""
 NO_FORM, PROBLEM_REFUSED, UNREADABLE, FAILED = "no_form", "problem_refused", "unreadable", "failed"
 OTHER_PARAMETERS = "other_parameters"
-"""Its parameters have other names than the problem's, which our form has it take over by name;
-KernelBench draws them twice from one seed."""
+"""Its parameters have other names than the problem's, and are not what its constructor draws from
+the same seed."""
 UNDECIDED = (
     NO_FORM, PROBLEM_REFUSED, UNREADABLE, FAILED, OTHER_PARAMETERS,
     str(VerdictStatus.REFERENCE_ERROR),
@@ -67,7 +67,7 @@ def _no_verdict(published: Published, answer: Answer) -> tuple[str, str]:
 def _of_verdict(verdict: dict[str, Any]) -> Row:
     work = verdict["attribution"] or {}
     reason = verdict["reason"]
-    other = "loading state_dict for ModelNew" in reason
+    other = "NoCounterpart: " in reason or "loading state_dict for ModelNew" in reason
     return {
         "status": OTHER_PARAMETERS if other else verdict["status"],
         "reason": _errors_only(reason) if verdict["status"] == "build_error" else
