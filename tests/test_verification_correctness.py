@@ -89,7 +89,8 @@ def test_depth_is_the_longest_sum(run: Callable[[], object], depth: int) -> None
         (lambda: torch.ones(2, 5) @ torch.ones(5, 3), False),
         (lambda: torch.diag(torch.ones(5)) @ torch.ones(5, 3), True),
         (lambda: F.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)), True),
-        (lambda: F.relu(torch.zeros(5)), False),
+        (lambda: torch.ones(5) * torch.tensor([True, False, True, True, False]), True),
+        (lambda: torch.ones(5) * F.relu(torch.zeros(5)), False),
     ],
 )
 def test_products_with_zero_may_be_left_out(run: Callable[[], object], skips: bool) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-FLUSH_BYTES, FLUSHES = 256 << 20, 2
-"""Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB). Twice,
-about 0.13 ms, because the call is launched meanwhile."""
+FLUSH_BYTES, FLUSHES = 256 << 20, 4
+"""Written before every timed call on a GPU: four times the largest L2 cache in use (60 MB). Four
+times, about 0.27 ms, because the call is launched meanwhile: with 0.13 ms what torch.compile takes
+for a launch beside eleven busy processes was in one time of five (docs/log.md)."""
 
 WARM_UP_CALLS, WARM_UP_S = 10, 0.05
 """Calls before timing: ten, or as many as fit, but at least three."""

@@ -42,7 +42,7 @@ class Depth(TorchDispatchMode):
         """The most terms that are added up for one element."""
         self.skips_zeros = False
         """Whether something may leave out a product with zero, which is NaN for NaN: a convolution
-        by another algorithm, a product with a matrix that has many zeros."""
+        by another algorithm, a product with a mask or with a matrix that has many zeros."""
 
     def __torch_dispatch__(
         self,
@@ -62,6 +62,8 @@ class Depth(TorchDispatchMode):
             flops = flop_registry[packet](*args, **kwargs, out_val=result)
             terms = math.ceil(flops / 2 / made.numel())
             self.skips_zeros |= packet in CONVOLUTIONS or any(map(_many_zeros, given))
+        elif packet is aten.mul:
+            self.skips_zeros |= any(value.dtype == torch.bool for value in given)
         elif packet in REDUCTIONS:
             terms = given[0].numel() // made.numel()
         elif packet in ALONG_A_DIMENSION:
