@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.effort_composed import RATIOS, TORCH, ComposedGroup
-from benchmarks.effort_edits import MUTANTS, Text, slowed
-from benchmarks.effort_entries import Skip
-from benchmarks.effort_tricks import TRICKS
+from benchmarks.efforts.composed import RATIOS, TORCH, ComposedGroup
+from benchmarks.efforts.edits import MUTANTS, Text, slowed
+from benchmarks.efforts.entries import Skip
+from benchmarks.efforts.tricks import TRICKS
 from schemas.records import Target, VerdictStatus
 from tests import factories
 from tests.expert_cases import GXX, plan_of

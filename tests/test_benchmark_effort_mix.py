@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.effort_entries import EXPLOIT, FAST, SLOW, WRONG, Entry, Skip, marked
-from benchmarks.effort_mix import first_entries, groups, kept_groups
-from benchmarks.effort_rows import figures, side, table, wilson
-from benchmarks.effort_run import Message, Plan, Session
+from benchmarks.efforts.entries import EXPLOIT, FAST, SLOW, WRONG, Entry, Skip, marked
+from benchmarks.efforts.mix import first_entries, groups, kept_groups
+from benchmarks.efforts.rows import figures, side, table, wilson
+from benchmarks.efforts.run import Message, Plan, Session
 from schemas.records import Solution, Target
 from tests import factories
 from tests.exploits.registry import EXPLOITS

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import efforts
-from benchmarks.effort_entries import EXPLOIT, FAST, SLOW, WRONG
-from benchmarks.effort_run import Plan
+from benchmarks.efforts import __main__ as efforts
+from benchmarks.efforts.entries import EXPLOIT, FAST, SLOW, WRONG
+from benchmarks.efforts.run import Plan
 from schemas.records import Isolation
 from tests import factories
 from tests.test_benchmark_effort_mix import ROWS

@@ -25,6 +25,7 @@ from verification.workers.bands import Bands
 from verification.workers.clock import Clock, warm_up
 from verification.workers.inputs import Draw, InputRing, add_needles, checksum, draw_inputs, resized
 from verification.workers.names import OtherNames, load, match_names, renamed
+from verification.workers.stray import Stray
 from verification.workers.transport import Mailbox, flatten_outputs
 from verification.workers.worker_setup import (
     opener,
@@ -62,7 +63,7 @@ class Candidate:
         self._result: Any = None
         self._kept: dict[int, tuple[str, list[torch.Tensor]]] = {}
         self._rooms: list[list[torch.Tensor]] = []
-        self._stray = _Stray()
+        self._stray = Stray()
 
     def build_model(
         self, libraries: dict[str, str], state: str, init_inputs: list[Any]
@@ -224,7 +225,7 @@ class Candidate:
         furthest from the first one of its inputs; the other's is handed over by `repeated`, and its
         inputs are the last ones then."""
         both = [self._checked, draw_inputs(self.module, self.device, Draw(**other))]
-        strays = [_Stray(), _Stray()]
+        strays = [Stray(), Stray()]
         for index in range(times):
             turn = index % 2 if index >= times // 2 else 0
             strays[turn].look(*flatten_outputs(self._forward(both[turn])))
@@ -234,7 +235,7 @@ class Candidate:
 
     def repeated(self) -> dict[str, Any]:
         """The output for the other draw that strayed furthest."""
-        stray, self._stray = self._stray, _Stray()
+        stray, self._stray = self._stray, Stray()
         return self._send(stray.structure, stray.furthest)
 
     def _send(self, structure: str, outputs: list[torch.Tensor]) -> dict[str, Any]:
@@ -350,37 +351,6 @@ def _account(report: LaunchReport) -> dict[str, Any]:
         "busy_ms": report.busy_ms,
         "problems": list(report.problems),
     }
-
-
-class _Stray:
-    """Of several outputs for equal inputs, the one furthest from the first."""
-
-    def __init__(self) -> None:
-        self.structure = ""
-        self.furthest: list[torch.Tensor] = []
-        self.far = -1.0
-        """In units of the first one's scale."""
-        self._first: list[torch.Tensor] | None = None
-
-    def look(self, structure: str, outputs: list[torch.Tensor]) -> None:
-        if self._first is None:
-            self._first = [output.clone() for output in outputs]
-        distance = _distance(outputs, self._first)
-        if distance > self.far:
-            self.structure, self.far = structure, distance
-            self.furthest = [output.clone() for output in outputs]
-
-
-def _distance(outputs: list[torch.Tensor], first: list[torch.Tensor]) -> float:
-    """Largest difference of an element, of the first outputs' largest; 0 for bitwise equality."""
-    worst = 0.0
-    for one, two in zip(outputs, first, strict=True):
-        if torch.equal(one, two):
-            continue
-        difference = (one.double() - two.double()).abs().nan_to_num(nan=1e30).max()
-        scale = two.double().abs().nan_to_num().max() + 1e-30
-        worst = max(worst, float(difference / scale), 1e-30)
-    return worst
 
 
 def _inputs_module(code: str) -> types.ModuleType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from random import Random
 
-from benchmarks.effort_edits import ALLOCATED, MODEL, STATE, Edit, Files, Text
+from benchmarks.efforts.edits import ALLOCATED, MODEL, STATE, Edit, Files, Text
 
 FORWARD = re.compile(r"    def forward\(self, ([^)]+)\):\n")
 KEPT = """

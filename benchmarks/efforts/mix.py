@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks import verifier_cases
-from benchmarks.effort_composed import ComposedGroup
-from benchmarks.effort_entries import EXPLOIT, FAST, WRONG, Entry, Group, Verify, marked
+from benchmarks.efforts.composed import ComposedGroup
+from benchmarks.efforts.entries import EXPLOIT, FAST, WRONG, Entry, Group, Verify, marked
 from schemas.records import Problem, Solution, Target
 from tests.exploits.problems import CASES
 from tests.exploits.registry import EXPLOITS

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.effort_entries import KINDS
+from benchmarks.efforts.entries import KINDS
 from benchmarks.verifier_table import spread
 from schemas.records import Interval, Verdict
 from training_export.rewards import reward

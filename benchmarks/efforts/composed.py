@@ -10,9 +10,9 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from benchmarks.effort_edits import MUTANTS, Edit, Files, Text, slowed
-from benchmarks.effort_entries import COMPOSED_SLOTS, Entry, Skip, Verify, marked
-from benchmarks.effort_tricks import TRICKS, torch_does_it
+from benchmarks.efforts.edits import MUTANTS, Edit, Files, Text, slowed
+from benchmarks.efforts.entries import COMPOSED_SLOTS, Entry, Skip, Verify, marked
+from benchmarks.efforts.tricks import TRICKS, torch_does_it
 from kernel_agent.expert import ir
 from kernel_agent.expert.grouping import optimized_plan
 from kernel_agent.expert.lowering import lower

@@ -4,7 +4,7 @@
     python -m benchmarks.efforts --target=cuda --num=500 --also=FILE --json=FILE2
     python -m benchmarks.efforts --target=cuda --num=0 --also=FILE,FILE2
 
-Each of many mixed solutions (benchmarks/effort_mix.py) is judged at both efforts, in the same
+Each of many mixed solutions (benchmarks/efforts/mix.py) is judged at both efforts, in the same
 session. The JSON is written after every pair. `--also` names files of earlier runs: their pairs
 count and are not asked about again, so that many pairs can be gathered piece by piece; the new file
 has the new pairs only. The last of the commands above prints the table of what there is.
@@ -25,8 +25,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.effort_rows import table, tiers
-from benchmarks.effort_run import Plan, run
+from benchmarks.efforts.rows import table, tiers
+from benchmarks.efforts.run import Plan, run
 from benchmarks.peer_verifiers import PeerError, gpu
 from runtime.lease import held_seconds
 from schemas.codec import to_json
@@ -35,7 +35,7 @@ from training_export.run_record import git_commit, versions
 from verification.harness import harness_hash
 from verification.machine import Machine, MachineSettings
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Record = dict[str, Any]
 MUST_MATCH = ("target", "seed", "harness")
 
@@ -60,7 +60,10 @@ def main(argv: list[str]) -> int:
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.efforts",
+        description=__doc__.splitlines()[0] if __doc__ else "",
+    )
     add = parser.add_argument
     add("--target", choices=[str(t) for t in Target], default="cuda")
     add("--device", default="cuda:0")

@@ -18,9 +18,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.effort_entries import Entry, Group, Skip
-from benchmarks.effort_mix import groups
-from benchmarks.effort_rows import EFFORTS, side
+from benchmarks.efforts.entries import Entry, Group, Skip
+from benchmarks.efforts.mix import groups
+from benchmarks.efforts.rows import EFFORTS, side
 from benchmarks.verifier_ours import TimedMachine
 from runtime.sandbox import ParentGone
 from schemas.codec import to_json
