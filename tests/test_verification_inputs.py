@@ -83,6 +83,17 @@ def test_the_others_leave_the_unit_interval() -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "x", [torch.randn(6, 5).t(), torch.randn(3).expand(4, 3), torch.tensor(0.5), torch.empty(0, 2)]
+)
+def test_inputs_of_any_layout_are_changed(distribution: str, x: torch.Tensor) -> None:
+    found = changed(x, distribution)
+    assert (found.shape, found.dtype) == (x.shape, x.dtype)
+    if x.dim() and x.numel() == 30:
+        assert found.stride() == x.stride()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_what_inputs_say_by_their_structure_stays(distribution: str) -> None:
     """A kernel for a triangular matrix, or for a mask of ones and zeros, is right about them."""
     triangle = torch.randn(40, 40).triu_()

@@ -120,9 +120,14 @@ def test_what_works_on_several_streams_gets_several_channels(
     ("doubts", "replaced", "status"),
     [
         ([Guard.AA_CONTROL], 1, VerdictStatus.CORRECT),
-        ([Guard.AA_CONTROL, Guard.DEVICE_STATE], 2, VerdictStatus.CORRECT),
-        ([Guard.AA_CONTROL] * 3, 2, VerdictStatus.UNMEASURED),
-        ([Guard.BASELINE_DRIFT], 0, VerdictStatus.UNMEASURED),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ([Guard.AA_CONTROL, Guard.DEVICE_STATE], 2, VerdictStatus.CORRECT),
+                ([Guard.AA_CONTROL] * 3, 2, VerdictStatus.UNMEASURED),
+                ([Guard.BASELINE_DRIFT], 0, VerdictStatus.UNMEASURED),
+            )
+        ),
         ([Guard.OUTPUT_READY], 0, VerdictStatus.UNMEASURED),
     ],
 )

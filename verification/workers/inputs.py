@@ -139,9 +139,12 @@ def resized(values: list[Any]) -> list[Any] | None:
 def _with_specials(x: torch.Tensor) -> torch.Tensor:
     """Special values in NEEDLES places that follow from nothing but the shape."""
     changed = x.clone()
+    flat = _as_it_lies(changed)  # of a transposed one too
+    if flat is None:
+        return changed
     places = _places(x, 0)
     values = torch.tensor(SPECIALS, dtype=torch.float64, device=x.device).to(x.dtype)
-    changed.view(-1)[places] = values.repeat(NEEDLES // len(SPECIALS))[: len(places)]
+    flat[places] = values.repeat(NEEDLES // len(SPECIALS))[: len(places)]
     return changed
 
 
