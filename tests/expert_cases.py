@@ -127,8 +127,8 @@ def plan_of(code: str, kind: str) -> Plan:
 
 def run_cpu(code: str, kind: str, folder: Path, params: Params = PLAIN) -> float:
     """Build and run the solution; the worst output error in units of what is allowed: 4 times
-    eager's own error against fp64, and never below 8 units in the last place of the output's
-    scale. NaN must stand at the same places."""
+    eager's own error against fp64, and never below 16 units in the last place of the output's
+    scale (the one number of a sum can be right by luck). NaN must stand at the same places."""
     files = solution_files(code, plan_of(code, kind), Target.CPU, params)
     # A name of its own: a library that is loaded already would be found again under the same path.
     source = folder / f"{content_id(files['kernels/kernels.cpp'])}.cpp"
@@ -169,4 +169,4 @@ def _error(eager: torch.Tensor, got: torch.Tensor, exact: torch.Tensor) -> float
     assert torch.equal(eager.isnan(), got.isnan())
     scale = float(exact.nan_to_num().abs().max()) + 1e-30
     own, ours = (float((x.double() - exact).nan_to_num().abs().max()) / scale for x in (eager, got))
-    return ours / max(4 * own, 8 * torch.finfo(eager.dtype).eps)
+    return ours / max(4 * own, 16 * torch.finfo(eager.dtype).eps)

@@ -126,9 +126,9 @@ def test_what_works_on_several_streams_gets_several_channels(
                 ([Guard.AA_CONTROL, Guard.DEVICE_STATE], 2, VerdictStatus.CORRECT),
                 ([Guard.AA_CONTROL] * 3, 2, VerdictStatus.UNMEASURED),
                 ([Guard.BASELINE_DRIFT], 0, VerdictStatus.UNMEASURED),
+                ([Guard.OUTPUT_READY], 0, VerdictStatus.UNMEASURED),
             )
         ),
-        ([Guard.OUTPUT_READY], 0, VerdictStatus.UNMEASURED),
     ],
 )
 def test_a_process_beside_which_the_machine_was_not_quiet_is_made_up_for(
@@ -200,7 +200,9 @@ def test_a_watcher_says_why_it_does_not_watch(tmp_path: Path) -> None:
     assert nothing is None and "none.so" in why
 
 
-@pytest.mark.parametrize(("effort", "rounds"), [("reward", 3), ("publish", 20)])
+@pytest.mark.parametrize(
+    ("effort", "rounds"), [("reward", 3), pytest.param("publish", 20, marks=pytest.mark.slow)]
+)
 def test_a_slow_solution_is_checked_on_a_timed_call_too(
     judge: Judge, effort: str, rounds: int
 ) -> None:
