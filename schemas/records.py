@@ -68,6 +68,7 @@ class AdmitReason(StrEnum):
     INSENSITIVE_OPERATOR = (
         "insensitive_operator"  # an operator can be dropped without moving the output
     )
+    UNSUPPORTED = "unsupported"  # inputs in lists, float8, inputs that only the model can make
     FIXED_INPUTS = "fixed_inputs"  # another seed gives the same inputs
     TRIVIAL_ANSWER = "trivial_answer"  # zeros, the mean, the first input … would pass
     DECLARED_OPS = "declared_ops"  # the declared ops are not those in the graph

@@ -101,6 +101,7 @@ PLANTED = {
     ),
     "random": ("return F.gelu(x * self.weight + y) + torch.randn(64, 1)",
                AdmitReason.NOT_REPEATABLE),
+    "float8": ("return (x * self.weight + y).to(torch.float8_e4m3fn)", AdmitReason.UNSUPPORTED),
     "changes its input": ("x.mul_(1.5); " + HONEST, AdmitReason.NOT_REPEATABLE),
     "NaN": ("return torch.log(x * self.weight + y)", AdmitReason.NOT_FINITE),
     "constant": ("return F.gelu(x * self.weight + y) * 0 + 3", AdmitReason.CONSTANT_OUTPUT),
@@ -153,6 +154,44 @@ def test_an_operator_that_matters_is_admitted(cpu_machine: Machine, name: str) -
 def test_inputs_without_randomness(cpu_machine: Machine) -> None:
     found = screened(cpu_machine, HONEST, "torch.ones(64, 512), torch.randn(64, 512)")
     assert found.reason is AdmitReason.FIXED_INPUTS
+
+
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [
+        ("[torch.randn(64, 512)], torch.randn(64, 512)", "a dense tensor or a number"),
+        ("torch.randn(64, 512).to_sparse(), torch.randn(64, 512)", "a dense tensor or a number"),
+        ("torch.randn(64, 512).to(torch.float8_e4m3fn), torch.randn(64, 512)", "float8_e4m3fn"),
+        ("torch.randn(64, 512), torch.randn(64, Model().weight.numel())", "the model's class"),
+    ],
+)
+def test_inputs_that_nobody_could_draw_anew(cpu_machine: Machine, inputs: str, part: str) -> None:
+    """A verdict would blame the solution for them, so the problem is refused."""
+    forward = "x = x[0] if isinstance(x, list) else x; return F.gelu(x.float() * self.weight + y)"
+    found = screened(cpu_machine, forward, inputs)
+    assert found.reason is AdmitReason.UNSUPPORTED, f"{found.reason}: {found.detail}"
+    assert part in found.detail
+    assert admission.is_meaningless(found)
+
+
+def test_what_cannot_be_computed_in_fp64(cpu_machine: Machine) -> None:
+    forward = "return F.gelu((x * self.weight) @ y.float().t())"
+    found = screened(cpu_machine, forward)
+    assert found.reason is AdmitReason.REFERENCE_INACCURATE
+    assert "fp64 cannot be computed" in found.detail
+
+
+def test_tensors_made_on_the_way_are_in_fp64_too(cpu_machine: Machine) -> None:
+    forward = "return F.gelu((x * self.weight + y) @ torch.tril(torch.ones(512, 512)))"
+    found = screened(cpu_machine, forward, INPUTS.replace("64", "600"), "mul add matmul gelu")
+    assert found.reason in (None, AdmitReason.DECLARED_OPS), f"{found.reason}: {found.detail}"
+
+
+def test_a_number_among_the_inputs_need_not_change(cpu_machine: Machine) -> None:
+    found = screened(
+        cpu_machine, "return F.gelu(x * self.weight + y)", LARGE.split(", torch")[0] + ", 2.5"
+    )
+    assert found.reason is None, f"{found.reason}: {found.detail}"
 
 
 def test_a_problem_without_inputs(cpu_machine: Machine) -> None:

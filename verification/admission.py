@@ -28,6 +28,7 @@ TIMED_CALLS = 5
 MEANINGLESS = (
     AdmitReason.TRIVIAL_ANSWER,
     AdmitReason.CONSTANT_OUTPUT,
+    AdmitReason.UNSUPPORTED,
     AdmitReason.CRASH,
     AdmitReason.TIMEOUT,
 )

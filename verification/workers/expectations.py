@@ -102,6 +102,8 @@ class Expectations:
             if distribution not in WIDENING or isinstance(error, torch.OutOfMemoryError):
                 raise
             return {"skipped": f"the reference raises {type(error).__name__}: {error!s:.200}"}
+        if distribution == "heavy":
+            expected = [replace(e, unsettled=_not_finite(e)) if e.floating else e for e in expected]
         if distribution == "special":
             _, compiled = reference.run(reference.compiled, inputs)
             expected = [
@@ -141,3 +143,9 @@ class Expectations:
     def forget(self) -> None:
         """Let go what is held, which may be gigabytes."""
         self._expected, self._inputs = None, []
+
+
+def _not_finite(expected: Expected) -> torch.Tensor | None:
+    """Where sums overflow nothing is asked: what else is in them is lost for eager too."""
+    found = ~torch.isfinite(expected.eager)
+    return found if bool(found.any()) else None

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
 
 from runtime.problem_code import load_module, make_inputs, make_model
-from verification.workers.correctness import Expected
+from verification.workers.correctness import Expected, NotInFp64
 from verification.workers.depth import Depth
 from verification.workers.inputs import STATE_NEEDLE_SIZE, STATE_NEEDLES, add_needles
 from verification.workers.screening import Sample
@@ -39,7 +39,8 @@ class Reference:
         self.device: str = config["device"]
         self._mailbox = Mailbox(config["mail"], self.device) if config["mail"] else None
         set_precision(config["precision"])
-        self.module: types.ModuleType = load_module(config["code"])
+        self.code: str = config["code"]
+        self.module: types.ModuleType = load_module(self.code)
         self.model = make_model(self.module, self.device, config["state_seed"])
         self.compiled: Callable[..., Any] = torch.compile(self.model)
         self.example: list[Any] | None = None
@@ -72,9 +73,9 @@ class Reference:
         return {**self.init_inputs(), "tensors": len(state)}
 
     def needle_state(self, seed: int, path: str) -> dict[str, Any]:
-        """Change a few elements of every parameter and buffer; the solution's process loads
-        `path`."""
-        state = list(self.model.state_dict().values())
+        """Change a few elements of every parameter and floating buffer, which are what is drawn at
+        random; the solution's process loads `path`."""
+        state = [v for v in self.model.state_dict().values() if v.is_floating_point()]
         add_needles(state, seed, STATE_NEEDLE_SIZE, STATE_NEEDLES)
         self._hand_out_state(path)
         return {"tensors": len(state)}
@@ -149,13 +150,16 @@ class Reference:
         return {}
 
     def expected_of(self, inputs: list[Any]) -> tuple[str, list[Expected]]:
-        """Eager's and fp64's outputs. Raises ValueError when the two have different shapes."""
+        """Eager's and fp64's outputs. Raises NotInFp64, and ValueError when the two have different
+        shapes."""
         structure, eager = self.run(self.model, inputs)
-        doubled = [
-            v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-            for v in inputs
-        ]
-        _, exact = self.run(self._exact_model(), doubled)
+        try:
+            with _fp64_by_default():
+                _, exact = self.run(self._exact_model(), [_doubled(value) for value in inputs])
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError) as error:
+            raise NotInFp64(f"fp64 cannot be computed: {error!s:.300}") from error
         if [e.shape for e in eager] != [x.shape for x in exact]:
             raise ValueError("the reference gives other shapes in fp64")
         return structure, [
@@ -170,6 +174,25 @@ class Reference:
     def drop_exact(self) -> None:
         """Let the model in fp64 go, which is made again when it is needed."""
         self._exact = None
+
+
+@contextlib.contextmanager
+def _fp64_by_default() -> Iterator[None]:
+    """So that tensors which a model makes as it runs are of its inputs' type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _doubled(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_complex():
+        return value.to(torch.complex128)
+    return value.double() if value.is_floating_point() else value
 
 
 def plain(values: list[Any]) -> list[Any]:

@@ -17,12 +17,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.operator_names import LAYOUT, NOT_OPERATORS, SPLITS, call_name
-from runtime.problem_code import make_inputs
+from runtime.problem_code import load_module, make_inputs
 from runtime.trace import trace_operators
 from schemas.codec import to_json
 from schemas.records import AdmitReason
-from verification.workers.correctness import Expected, compare, figures
-from verification.workers.inputs import checksum
+from verification.workers.correctness import (
+    FLOOR_ULPS,
+    Expected,
+    NotInFp64,
+    compare,
+    figures,
+)
+from verification.workers.inputs import checksum, without_model
 
 if TYPE_CHECKING:
     from verification.workers.reference import Reference
@@ -48,10 +54,13 @@ def screen(reference: Reference, seed: int) -> dict[str, Any]:
         return {"reason": reason, "detail": detail, "seconds": seconds, **more}
 
     inputs = make_inputs(reference.module, reference.device, seed)
-    found = _repeats(reference, inputs)
+    found = _usable(reference, inputs, seed) or _repeats(reference, inputs)
     if found is not None:
         return answer(found)
-    _, expected = reference.expected_of(inputs)
+    try:
+        _, expected = reference.expected_of(inputs)
+    except NotInFp64 as error:
+        return answer((AdmitReason.REFERENCE_INACCURATE, str(error)))
     found = _finite(expected) or _accurate(expected) or _varies(expected)
     if found is not None:
         return answer(found)
@@ -74,11 +83,31 @@ def screen(reference: Reference, seed: int) -> dict[str, Any]:
     )
 
 
+def _usable(reference: Reference, inputs: list[Any], seed: int) -> Finding | None:
+    """Whether solutions can be given inputs of their own, and other ones every time."""
+    for index, value in enumerate(inputs):
+        if _floating(value) and value.dtype not in FLOOR_ULPS:
+            return AdmitReason.UNSUPPORTED, f"input {index}: {value.dtype} is not drawn yet"
+        if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)) and not (
+            isinstance(value, torch.Tensor) and value.layout == torch.strided
+        ):
+            return AdmitReason.UNSUPPORTED, f"input {index}: expected a dense tensor or a number"
+    try:
+        apart = load_module(without_model(reference.code), "inputs_alone")
+        same = checksum(make_inputs(apart, reference.device, seed)) == checksum(inputs)
+    except Exception as error:
+        return AdmitReason.UNSUPPORTED, f"get_inputs() needs the model's class: {error!s:.200}"
+    return None if same else (AdmitReason.UNSUPPORTED, "get_inputs() asks the model's class")
+
+
 def _repeats(reference: Reference, inputs: list[Any]) -> Finding | None:
     before = checksum(inputs)
     _, first = reference.run(reference.model, inputs)
     if checksum(inputs) != before:
         return AdmitReason.NOT_REPEATABLE, "it changes its inputs"
+    for index, value in enumerate(first):
+        if _floating(value) and value.dtype not in FLOOR_ULPS:
+            return AdmitReason.UNSUPPORTED, f"output {index}: {value.dtype} is not compared yet"
     if not _same(reference.run(reference.model, inputs)[1], [_itself(value) for value in first]):
         return AdmitReason.NOT_REPEATABLE, "the same inputs give another output"
     return None
@@ -105,7 +134,7 @@ def _accurate(expected: list[Expected]) -> Finding | None:
 
 def _varies(expected: list[Expected]) -> Finding | None:
     for index, output in enumerate(expected):
-        value = output.exact.double()
+        value = output.exact
         if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
             return AdmitReason.CONSTANT_OUTPUT, f"output {index} holds a single value"
     return None
@@ -141,7 +170,7 @@ def _trivial_answers(
     pairs = list(zip(eager, elsewhere, strict=True))
     yield "zeros", [torch.zeros_like(e) for e in eager]
     yield "ones", [torch.ones_like(e) for e in eager]
-    means = [(e if e.numel() > 1 else other).double().mean().item() for e, other in pairs]
+    means = [_wide(e if e.numel() > 1 else other).mean().item() for e, other in pairs]
     yield "the mean", [torch.full_like(e, m) for e, m in zip(eager, means, strict=True)]
     yield (
         "the first row",
@@ -152,11 +181,17 @@ def _trivial_answers(
             yield f"input {index}", [value.to(e.dtype) for e in eager]
 
 
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value if value.is_complex() else value.double()
+
+
 def _moves_with_inputs(
     reference: Reference, inputs: list[Any], sample: Sample, seed: int
 ) -> Finding | None:
     other = make_inputs(reference.module, reference.device, seed + 1)
-    for index in range(len(inputs)):
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            continue  # the same for every seed
         changed = [*inputs[:index], other[index], *inputs[index + 1 :]]
         if sample.same(reference.run(reference.model, changed)[1]):
             return AdmitReason.INSENSITIVE_INPUT, f"input {index} does not matter"

@@ -174,6 +174,8 @@ def flatten_outputs(outputs: Any) -> tuple[str, list[torch.Tensor]]:
         return "tensor", [outputs]
     if type(outputs) in (tuple, list) and all(type(item) is torch.Tensor for item in outputs):
         return f"{type(outputs).__name__} of {len(outputs)}", list(outputs)
+    items = {type(item).__name__ for item in outputs} if isinstance(outputs, tuple | list) else {}
     raise TypeError(
         f"expected a torch.Tensor or a tuple or list of them, got {type(outputs).__name__}"
+        + (f" of {', '.join(sorted(items))}" if items else "")
     )
