@@ -323,3 +323,76 @@ def test_a_trivial_problem_is_judged_on_request(cpu_machine: Machine) -> None:
     judged = judge_once(trivial, lazy, cpu_machine, "reward", True)
     assert judged.admission.reason == "trivial_answer"
     assert judged.verdict.checks  # it came to that
+
+
+ROW_SUMS = '''"""precision: fp32"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+
+
+@dataclass
+class Sizes:
+    rows: int = 500
+    columns: int = 8192
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("order", torch.arange(Sizes().rows - 1, -1, -1))
+
+    def forward(self, x):
+        return x.sum(1)[self.order]
+
+
+def get_inputs():
+    return [torch.randn(Sizes().rows, Sizes().columns)]
+
+
+def get_init_inputs():
+    return []
+'''
+PLAIN_SUMS = {
+    "model_new.py": """
+import torch
+import torch.nn as nn
+import cabi
+
+lib = cabi.load()
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("order", torch.arange(499, -1, -1))
+
+    def forward(self, x):
+        out = x.new_empty(x.shape[0])
+        lib.sums(x, out, x.shape[0], x.shape[1])
+        return out
+""",
+    "kernels/sums.cpp": """
+#include <cstdint>
+extern "C" int sums(const float* x, float* out, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; ++r) {
+        float sum = 0;
+        for (int64_t c = 0; c < columns; ++c) sum += x[r * columns + c];
+        out[rows - 1 - r] = sum;
+    }
+    return 0;
+}
+""",
+}
+
+
+def test_plain_sums_in_an_order_that_is_known_are_right(cpu_machine: Machine) -> None:
+    """Signed numbers one after the other, and an index that is no parameter written out."""
+    problem = problem_of(ROW_SUMS, Target.CPU, Precision.FP32)
+    judged = judge_once(problem, solution_of(PLAIN_SUMS), cpu_machine, "reward", True)
+    assert judged.verdict.status in (VerdictStatus.CORRECT, VerdictStatus.UNMEASURED), (
+        judged.verdict.reason
+    )

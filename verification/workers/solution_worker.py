@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from runtime.problem_code import make_inputs
+from runtime.problem_code import load_module, make_inputs
 from verification.workers import forms
 from verification.workers.attribution import AttributionError, Launches, LaunchReport
 from verification.workers.audit import DispatchAudit, ProcessAudit, forbid_compilers
@@ -48,7 +47,7 @@ class Candidate:
         self.scratch = Path(config["scratch"])
         self._mailbox = Mailbox(config["mail"], self.device)
         set_precision(config["precision"])
-        self.module = _inputs_module(config["inputs_code"])
+        self.module = load_module(config["inputs_code"], "problem_inputs")
         self._clock = Clock(self.device)
         self._launches, self.unwatched = _watcher(config)
         self._audit = ProcessAudit()
@@ -353,15 +352,9 @@ def _account(report: LaunchReport) -> dict[str, Any]:
     }
 
 
-def _inputs_module(code: str) -> types.ModuleType:
-    module = types.ModuleType("problem_inputs")
-    exec(compile(code, "<problem_inputs>", "exec"), module.__dict__)
-    return module
-
-
 def _first_use(inputs_code: str, device: str) -> tuple[Callable[[Any], Any], ...]:
     """Constructing `ModelNew` of a solution's module, and calling it."""
-    problem = _inputs_module(inputs_code)
+    problem = load_module(inputs_code, "problem_inputs")
 
     def construct(module: Any) -> Any:
         with torch.device(device):
