@@ -12,28 +12,21 @@ import torch.nn.functional as F
 from runtime.problem_code import load_module, make_model
 from tests import samples
 from verification.workers.correctness import Expected, compare
-from verification.workers.inputs import (
+from verification.workers.distributions import (
     DISTRIBUTIONS,
-    DRAWS,
     KEEPING,
     NEEDLES,
     OUTLIERS,
     OUTLIERS_SHARE,
-    RING_SLOTS,
     STATE_NEEDLE_SIZE,
     STATE_NEEDLES,
     WIDENING,
-    Draw,
-    InputRing,
     add_needles,
     changed,
-    checksum,
-    draw_inputs,
-    resized,
-    timed_inputs,
     widens,
-    without_model,
 )
+from verification.workers.inputs import DRAWS, Draw, checksum, draw_inputs, resized, without_model
+from verification.workers.ring import RING_SLOTS, InputRing, timed_inputs
 
 
 def _inputs_module(code: str) -> types.ModuleType:

@@ -16,7 +16,8 @@ from typing import Any
 from schemas.records import VerdictStatus
 from verification.bench import TORCH_DID_PART, Bench, Refusal, fresh_seed
 from verification.guards import Guard
-from verification.workers.inputs import DRAWS, WIDENING
+from verification.workers.distributions import WIDENING
+from verification.workers.inputs import DRAWS
 
 REPEATS = 200
 DRAW_GUARDS = {

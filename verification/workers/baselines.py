@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from verification.workers.clock import Clock, warm_up
-from verification.workers.inputs import InputRing
 from verification.workers.reference import Reference
+from verification.workers.ring import InputRing
 from verification.workers.worker_setup import release, synchronize
 
 

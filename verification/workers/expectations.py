@@ -14,16 +14,10 @@ import torch
 from verification.guards import Guard
 from verification.workers.comparison import compare_outputs
 from verification.workers.correctness import Expected, unsettled
-from verification.workers.inputs import (
-    WIDENING,
-    Draw,
-    add_needles,
-    checksum,
-    draw_inputs,
-    resized,
-    timed_inputs,
-)
+from verification.workers.distributions import WIDENING, add_needles
+from verification.workers.inputs import Draw, checksum, draw_inputs, resized
 from verification.workers.reference import Reference, plain
+from verification.workers.ring import timed_inputs
 from verification.workers.worker_setup import release, shares_memory
 
 

@@ -21,7 +21,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from runtime.problem_code import load_module, make_inputs, make_model
 from verification.workers.correctness import Expected, NotInFp64
 from verification.workers.depth import Depth
-from verification.workers.inputs import STATE_NEEDLE_SIZE, STATE_NEEDLES, add_needles
+from verification.workers.distributions import STATE_NEEDLE_SIZE, STATE_NEEDLES, add_needles
 from verification.workers.screening import Sample
 from verification.workers.transport import Mailbox, flatten_outputs
 from verification.workers.worker_setup import set_precision, synchronize

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from verification.workers.baselines import Baselines
+from verification.workers.distributions import widens
 from verification.workers.expectations import Expectations
-from verification.workers.inputs import widens
 from verification.workers.reference import Reference
 from verification.workers.screening import SCREENS
 from verification.workers.worker_setup import opener

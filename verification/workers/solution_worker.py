@@ -22,8 +22,10 @@ from verification.workers.attribution import AttributionError, Launches, LaunchR
 from verification.workers.audit import DispatchAudit, ProcessAudit, forbid_compilers
 from verification.workers.bands import Bands
 from verification.workers.clock import Clock, warm_up
-from verification.workers.inputs import Draw, InputRing, add_needles, checksum, draw_inputs, resized
+from verification.workers.distributions import add_needles
+from verification.workers.inputs import Draw, checksum, draw_inputs, resized
 from verification.workers.names import OtherNames, load, match_names, renamed
+from verification.workers.ring import InputRing
 from verification.workers.stray import Stray
 from verification.workers.transport import Mailbox, flatten_outputs
 from verification.workers.worker_setup import (
