@@ -39,6 +39,9 @@ class ModelNew(torch.nn.Module):
 INPUTS = """
 import torch
 
+Model = None
+
+
 def get_inputs():
     return [torch.rand(5, 2)]
 

@@ -45,7 +45,8 @@ class Draw:
 
 
 def without_model(code: str) -> str:
-    """The problem's text without its modules: what is left makes the inputs."""
+    """The problem's text without its modules: what is left makes the inputs. It has a `Model` of
+    None also where the problem has no model, which is not the solution's fault."""
     tree, gone = ast.parse(code), {"Model"}
     for index, node in enumerate(tree.body):
         if isinstance(node, ast.ClassDef):
@@ -53,7 +54,7 @@ def without_model(code: str) -> str:
             if node.name in gone or any(b in gone or b.endswith(COMPUTING) for b in bases):
                 gone.add(node.name)
                 tree.body[index] = ast.parse(f"{node.name} = None").body[0]
-    return ast.unparse(tree) + "\n"
+    return ast.unparse(tree) + "\nModel = None\n"
 
 
 def draw_inputs(module: types.ModuleType, device: str, draw: Draw) -> list[Any]:
