@@ -88,9 +88,9 @@ _says(Guard.STRIDES, (1,), "memory layout of the outputs, where the reference's 
 _says(Guard.BUDGET, (6,), "error against fp64, at most a small multiple of eager's own")
 _says(Guard.SPECIALS, (6,), "NaN and infinity exactly where eager and fp64 have them")
 _says(Guard.DRAW_CENTRED, (4,), "inputs with another mean and spread, of both signs")
-_says(Guard.DRAW_LARGE, (4,), "inputs a hundred times as large")
+_says(Guard.DRAW_LARGE, (4,), "inputs 128 times as large")
 _says(Guard.DRAW_HEAVY, (4,), "inputs with heavy tails")
-_says(Guard.DRAW_STRUCTURED, (4,), "sorted inputs")
+_says(Guard.DRAW_STRUCTURED, (4,), "inputs sorted by size")
 _says(Guard.DRAW_SPECIAL, (4,), "NaN, infinities, zeros, where the operators define them")
 _says(
     Guard.NEEDLE,

@@ -21,13 +21,7 @@ from runtime.problem_code import load_module, make_inputs
 from runtime.trace import trace_operators
 from schemas.codec import to_json
 from schemas.records import AdmitReason
-from verification.workers.correctness import (
-    FLOOR_ULPS,
-    Expected,
-    NotInFp64,
-    compare,
-    figures,
-)
+from verification.workers.correctness import FLOOR_ULPS, Expected, NotInFp64, compare, figures
 from verification.workers.inputs import checksum, without_model
 
 if TYPE_CHECKING:
@@ -85,9 +79,10 @@ def screen(reference: Reference, seed: int) -> dict[str, Any]:
 
 def _usable(reference: Reference, inputs: list[Any], seed: int) -> Finding | None:
     """Whether solutions can be given inputs of their own, and other ones every time."""
+    found = _unknown_dtype("input", inputs)
+    if found is not None:
+        return found
     for index, value in enumerate(inputs):
-        if _floating(value) and value.dtype not in FLOOR_ULPS:
-            return AdmitReason.UNSUPPORTED, f"input {index}: {value.dtype} is not drawn yet"
         if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)) and not (
             isinstance(value, torch.Tensor) and value.layout == torch.strided
         ):
@@ -95,9 +90,19 @@ def _usable(reference: Reference, inputs: list[Any], seed: int) -> Finding | Non
     try:
         apart = load_module(without_model(reference.code), "inputs_alone")
         same = checksum(make_inputs(apart, reference.device, seed)) == checksum(inputs)
+    except torch.OutOfMemoryError:
+        raise  # of others, perhaps, and asked again
     except Exception as error:
         return AdmitReason.UNSUPPORTED, f"get_inputs() needs the model's class: {error!s:.200}"
     return None if same else (AdmitReason.UNSUPPORTED, "get_inputs() asks the model's class")
+
+
+def _unknown_dtype(kind: str, values: list[Any]) -> Finding | None:
+    for index, value in enumerate(values):
+        if _floating(value) and value.dtype not in FLOOR_ULPS:
+            detail = f"{kind} {index}: {value.dtype} is neither drawn nor compared yet"
+            return AdmitReason.UNSUPPORTED, detail
+    return None
 
 
 def _repeats(reference: Reference, inputs: list[Any]) -> Finding | None:
@@ -105,9 +110,9 @@ def _repeats(reference: Reference, inputs: list[Any]) -> Finding | None:
     _, first = reference.run(reference.model, inputs)
     if checksum(inputs) != before:
         return AdmitReason.NOT_REPEATABLE, "it changes its inputs"
-    for index, value in enumerate(first):
-        if _floating(value) and value.dtype not in FLOOR_ULPS:
-            return AdmitReason.UNSUPPORTED, f"output {index}: {value.dtype} is not compared yet"
+    found = _unknown_dtype("output", first)
+    if found is not None:
+        return found
     if not _same(reference.run(reference.model, inputs)[1], [_itself(value) for value in first]):
         return AdmitReason.NOT_REPEATABLE, "the same inputs give another output"
     return None
